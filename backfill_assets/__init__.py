@@ -63,6 +63,7 @@ from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import (
+        MONTH,
         PREVIOUS_DAY,
         SAME_DAY,
         WEEK,
@@ -107,7 +108,11 @@ _MODULES = {
     "current": "tables.derived",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
+    "MONTH": "calendar.reach",
     "WEEK": "calendar.reach",
+    "between": "calendar.reach",
+    "previous": "calendar.reach",
+    "week": "calendar.reach",
     "following_days": "calendar.reach",
     "last_days": "calendar.reach",
     "CURRENT": "orders.tables",
@@ -134,6 +139,7 @@ __all__ = [
     "CURRENT",
     "FACT",
     "LATE",
+    "MONTH",
     "ORDERS",
     "PREVIOUS_DAY",
     "RAW",
@@ -154,6 +160,7 @@ __all__ = [
     "Unpartitioned",
     "added",
     "as_of",
+    "between",
     "build_defs",
     "combine_days",
     "conserves",
@@ -167,9 +174,11 @@ __all__ = [
     "load_settings",
     "no_leaks",
     "nullable",
+    "previous",
     "spread_join",
     "table",
     "version_of",
+    "week",
 ]
 
 

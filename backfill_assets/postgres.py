@@ -26,7 +26,7 @@ from dagster_postgres.utils import (
 from sqlalchemy import make_url
 from sqlalchemy.engine import Engine
 
-from backfill_assets.dagster_ext.eventlog import BatchedEventLog
+from backfill_assets.dagster_ext.eventlog import BatchedEventLog, RunStorageWithGaps
 
 if TYPE_CHECKING:
     from backfill_assets.dagster_ext.internals import ConfigurableClassData
@@ -51,6 +51,10 @@ class PooledEventLog(BatchedEventLog, PostgresEventLogStorage):
         self._engine.dispose()
 
 
+class PooledRunStorage(RunStorageWithGaps, PostgresRunStorage):
+    """The runs of `PostgresStorage`."""
+
+
 class PostgresStorage(DagsterPostgresStorage):
     """All of Dagster's storages: `storage` in `dagster.yaml`, with Dagster's own configuration.
 
@@ -69,7 +73,7 @@ class PostgresStorage(DagsterPostgresStorage):
         self.should_autocreate_tables = should_autocreate_tables
         self._inst_data = inst_data
         options: dict[str, Any] = {"token_provider": token_provider}
-        self._run_storage = PostgresRunStorage(url, should_autocreate_tables, **options)
+        self._run_storage = PooledRunStorage(url, should_autocreate_tables, **options)
         self._event_log_storage = PooledEventLog(url, should_autocreate_tables, **options)
         self._schedule_storage = PostgresScheduleStorage(url, should_autocreate_tables, **options)
         engine = _create_engine(url, token_provider)

@@ -20,7 +20,7 @@ from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import RefusedError
-from backfill_assets.calendar.partitions import Grain, NotContiguousError, Window
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
@@ -124,11 +124,6 @@ def test_refusals_leave_the_table_as_it_was(loaded, spark, cause):
     assert FACT.name in str(error.value)
     assert "as it was" in str(error.value)
     assert (loaded.log(FACT.name).version(), read_content(loaded)) == (before, rows)
-
-
-def test_days_with_a_gap_are_refused():
-    with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-03"):
-        Grain.DAILY.one_range(["2024-01-01", "2024-01-03"])
 
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):

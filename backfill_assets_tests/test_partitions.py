@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date, datetime, timezone
 from itertools import pairwise
 
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from backfill_assets.calendar.partitions import (
     DAY,
+    DAYS_TAG,
     DaySet,
     Grain,
-    NotContiguousError,
     Window,
     any_window_condition,
+    days_of_run,
+    partitions_of_run,
     to_windows,
 )
 from backfill_assets.settings import load_settings
@@ -85,28 +88,70 @@ def test_windows_hold_exactly_the_days_and_are_the_fewest(days):
     assert all(a.end < b.start for a, b in pairwise(result))
 
 
-def test_one_range():
-    assert Grain.DAILY.one_range(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
-    assert Grain.DAILY.one_range(["2024-02-29"]) == Window(
-        parse_day("2024-02-29"), parse_day("2024-03-01")
-    )
+DAYS = st.lists(st.dates(parse_day("2024-01-01"), parse_day("2024-02-15")), min_size=1)
+
+
+@given(DAYS)
+def test_tags_of_a_run_name_exactly_its_days(days):
+    tags = Grain.DAILY.run_tags(days)
+    assert [*days_of_run(tags)] == sorted(set(days))
+    assert (DAYS_TAG in tags) == (len(to_windows(days)) > 1)
+    keys = map(str, Window(min(days), max(days) + DAY))
+    assert [*partitions_of_run(keys, tags)] == sorted(set(days))
+
+
+@given(DAYS)
+def test_tags_of_weeks_name_exactly_those_weeks(days):
+    weeks = Grain.WEEKLY.partitions_of(days)
+    keys = Grain.WEEKLY.partitions_of(Window(weeks[0], weeks[-1] + DAY))
+    assert [*partitions_of_run(map(str, keys), Grain.WEEKLY.run_tags(weeks))] == weeks
+
+
+@given(DAYS, st.integers(1, 9))
+def test_runs_have_all_days_once_and_few_days_each(days, most):
+    runs = Grain.DAILY.split_into_runs(days, most)
+    assert [day for run in runs for day in run] == sorted(set(days))
+    assert len(runs) == math.ceil(len(set(days)) / most)
+
+
+def test_a_run_has_no_more_ranges_than_a_tag_takes():
+    days = [parse_day("2024-01-01") + 2 * n * DAY for n in range(500)]
+    runs = Grain.DAILY.split_into_runs(days, 500)
+    assert [day for run in runs for day in run] == days
+    assert max(len(Grain.DAILY.run_tags(run)[DAYS_TAG]) for run in runs) < 2000
+
+
+@pytest.mark.parametrize("text", ["2024-01-01, 2024-01-04", "2024-01-02, 2024-01-05", "all"])
+def test_a_tag_that_does_not_fit_to_the_range_is_refused(text):
+    tags = {**Grain.DAILY.run_tags(Window.parse("2024-01-01...2024-01-05")), DAYS_TAG: text}
+    with pytest.raises(ValueError, match=text):
+        partitions_of_run(["2024-01-01"], tags)
+    assert days_of_run(tags) == Window.parse("2024-01-01...2024-01-05")
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("text", "same"),
     [
-        ([], "got no day at all"),
-        (["2024-01-01", "2024-01-03"], "got 2024-01-01, 2024-01-03"),
-        (
-            ["2024-01-01", "2024-01-02", "2024-01-09", "2024-01-05"],
-            "got 2024-01-01...2024-01-02, 2024-01-05, 2024-01-09",
-        ),
+        ("2024-01-03,2024-01-09...11", "2024-01-03, 2024-01-09...2024-01-11"),
+        ("2024-01-05, [2024-01-01...2024-01-02]", "2024-01-01...2024-01-02, 2024-01-05"),
+        ("2024-01-01,2024-01-02", "2024-01-01...2024-01-02"),
     ],
 )
-def test_one_range_refuses_gaps(keys, said):
-    with pytest.raises(NotContiguousError) as caught:
-        Grain.DAILY.one_range(keys)
-    assert str(caught.value) == f"one run takes one gapless range of days, {said}"
+def test_days_with_gaps_as_a_person_writes_them(text, same):
+    assert str(Window.parse(text)) == same
+
+
+@pytest.mark.parametrize("text", ["", ",", "2024-01-03,", "2024-01-31...32", "2024-01-03 04"])
+def test_text_that_has_no_days(text):
+    with pytest.raises(ValueError, match="is no range of days"):
+        Window.parse(text)
+
+
+@given(DAYS, st.integers(1, 9))
+def test_days_with_gaps_are_cut_by_their_number(days, most):
+    parts = DaySet.from_days(days).split_by_length(most)
+    assert [day for part in parts for day in part] == sorted(set(days))
+    assert {len(part) for part in parts[:-1]} <= {most}
 
 
 def test_partitions_follow_the_settings():

@@ -22,7 +22,7 @@ from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import FACT
-from backfill_assets.publish.types import NIGHT_VARIABLE, launched_by
+from backfill_assets.publish.types import NIGHT_TAG, launched_by
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, commit_metadata, days, record
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.helpers.written_logs import (
@@ -339,11 +339,12 @@ def test_launched_by(tags, by):
     assert record(1, days(1), launched_by=launched_by(tags)).by_person is (by == "person")
 
 
-def test_launched_by_the_command_for_nights(monkeypatch):
-    monkeypatch.setenv(NIGHT_VARIABLE, "1")
-    assert launched_by({}) == "command night"
-    assert launched_by({"dagster/schedule_name": "nightly"}) == "schedule nightly"
-    assert not record(1, days(1), launched_by=launched_by({})).by_person
+def test_launched_by_the_command_for_nights():
+    tags = {NIGHT_TAG: "true"}
+    assert launched_by(tags) == "command night"
+    assert launched_by({**tags, "dagster/schedule_name": "nightly"}) == "schedule nightly"
+    assert launched_by({**tags, "dagster/parent_run_id": "of a person who repeats it"}) == "person"
+    assert not record(1, days(1), launched_by=launched_by(tags)).by_person
 
 
 # --- days as ranges -------------------------------------------------------------------------------

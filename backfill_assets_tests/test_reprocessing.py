@@ -1086,20 +1086,19 @@ LOADS = (RAW.name, REJECTED.name, LATE.name, LATENESS.name)
     ("load", "per_run", "expected"),
     [
         ((), NO_LIMIT, []),
-        ([(1, 5)], NO_LIMIT, [(1, 5)]),
-        ([(1, 3), 5, (7, 8)], NO_LIMIT, [(1, 3), (5, 5), (7, 8)]),
-        ([(1, 5)], 2, [(1, 2), (3, 4), (5, 5)]),
-        ([(1, 2), (4, 5)], 2, [(1, 2), (4, 5)]),
-        ([1, 3], 1, [(1, 1), (3, 3)]),
-        ([(1, 5)], 5, [(1, 5)]),
-        ([(1, 5)], 99, [(1, 5)]),
+        ([(1, 5)], NO_LIMIT, [((1, 5),)]),
+        ([(1, 3), 5, (7, 8)], NO_LIMIT, [((1, 3), 5, (7, 8))]),
+        ([(1, 3), 5, (7, 8)], 4, [((1, 3), 5), ((7, 8),)]),
+        ([(1, 5)], 2, [((1, 2),), ((3, 4),), (5,)]),
+        ([(1, 2), (4, 5)], 2, [((1, 2),), ((4, 5),)]),
+        ([1, 3], 1, [(1,), (3,)]),
+        ([(1, 5)], 5, [((1, 5),)]),
+        ([(1, 5)], 99, [((1, 5),)]),
     ],
 )
 def test_load_requests(load, per_run, expected):
     requests = request_loads(UnloadedDays(dict.fromkeys(days(*load), "x")), per_run)
-    assert [request.window for request in requests] == [
-        Window(day(first), day(last) + DAY) for first, last in expected
-    ]
+    assert [{*request.window} for request in requests] == [days(*run) for run in expected]
     assert {request.tables for request in requests} <= {LOADS}
     assert len({request.key for request in requests}) == len(requests)
 
@@ -1176,10 +1175,10 @@ CHAIN = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
             make_backlog(late=needed_records(1, 1), stg=needed_records(1, 1)),
             {((LATE.name,), "2024-01-01"), (CHAIN, "2024-01-01")},
         ),
-        # A gap makes two runs.
+        # One run has days with gaps, and exactly these.
         (
             make_backlog(stg=needed_records(1, (1, 2), 4)),
-            {(CHAIN, "2024-01-01...2024-01-02"), (CHAIN, "2024-01-04")},
+            {(CHAIN, "2024-01-01...2024-01-02, 2024-01-04")},
         ),
     ],
 )
@@ -1271,9 +1270,10 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
             for n, table in enumerate(names)
         }
     )
-    assert len(request_rebuilds(behind, NO_LIMIT)) > 2 * BATCH_SIZE, "the case shows something"
-    requests = request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda _table, _day: True)
-    assert len(requests) <= BATCH_SIZE
+    assert len(request_rebuilds(behind, NO_LIMIT)) == BATCH_SIZE
+    # Fewer, if a run may have tables that need not be built.
+    requests = request_rebuilds(behind, NO_LIMIT, may_include=lambda _table, _day: True)
+    assert len(requests) < BATCH_SIZE
     for table in names:
         built = {d for r in requests if table.name in r.tables for d in r.window}
         assert built >= behind.open[table.name].keys()
@@ -1282,49 +1282,47 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
 SCATTERED = [day(1) + 3 * n * DAY for n in range(500)]
 
 
-def test_five_hundred_scattered_days_are_a_handful_of_requests():
+def test_five_hundred_scattered_days_are_built_alone_by_few_runs():
     raw = UnloadedDays(dict.fromkeys(SCATTERED, "x"))
     behind = make_backlog(current=dict.fromkeys(SCATTERED, record(1, ())))
-
-    def bridge(_table: str, _day: date) -> bool:
-        return True
-
-    (load,) = request_loads(raw, NO_LIMIT, bridge)
-    (rebuild,) = request_rebuilds(behind, NO_LIMIT, may_fill_gap=bridge)
-    assert load.window == rebuild.window == Window(SCATTERED[0], SCATTERED[-1] + DAY)
-    # A limit of days makes more, and no more than it must; the cut ones are one of the handful.
-    requests = request_rebuilds(behind, 31, may_fill_gap=bridge)
-    assert {d for request in requests for d in request.window} >= set(SCATTERED)
-    assert len(requests) == math.ceil(len(SCATTERED) / 11)
-    assert first_batch(requests) == requests
-    assert (
-        len(request_rebuilds(make_backlog(stg=needed_records(1, 1, 900)), 31, may_fill_gap=bridge))
-        == 2
-    )
+    for requests in (request_loads(raw, 31), request_rebuilds(behind, 31)):
+        assert [d for request in requests for d in request.window] == SCATTERED
+        assert len(requests) == math.ceil(len(SCATTERED) / 31)
+        assert first_batch(requests) == requests, "runs of the same tables count as one"
+        assert max(len(request.key) for request in requests) < 200
 
 
-def test_a_gap_that_may_not_be_built_is_not_bridged():
-    behind = make_backlog(current=needed_records(1, 1, 3, 5, 7))
-    requests = request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda _table, d: d != day(4))
-    assert [str(r.window) for r in requests] == [
-        "2024-01-01...2024-01-03",
-        "2024-01-05...2024-01-07",
+def test_a_day_that_failed_changes_the_run_of_no_other_day():
+    """New days do not have it tried again, and its run has no other day."""
+    keys = {}
+    for numbers in ((3,), (3, 9), (3, 9, 12)):
+        behind = make_backlog(stg=needed_records(1, *numbers))
+        requests = request_rebuilds(behind, NO_LIMIT, failed_days={STAGED.name: days(3)})
+        keys[numbers] = {str(request.window): request.key for request in requests}
+    assert [*map(set, keys.values())] == [
+        {"2024-01-03"},
+        {"2024-01-03", "2024-01-09"},
+        {"2024-01-03", "2024-01-09, 2024-01-12"},
     ]
-    # All tables of the run must allow it.
-    behind = make_backlog(stg=needed_records(1, 1, 3))
-    assert (
-        len(request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda table, _: table != FACT.name))
-        == 2
-    )
+    assert len({by_window["2024-01-03"] for by_window in keys.values()}) == 1
 
 
-def test_a_wave_is_a_handful_and_the_next_one_goes_on():
-    behind = make_backlog(current=dict.fromkeys(SCATTERED, record(1, ())))
-    requests = request_rebuilds(behind, NO_LIMIT)
-    assert len(requests) == 500
-    assert [r.window.start for r in first_batch(requests)] == SCATTERED[:BATCH_SIZE]
-    rest = [r for r in requests if r not in first_batch(requests)]
-    assert [r.window.start for r in first_batch(rest)] == SCATTERED[BATCH_SIZE : 2 * BATCH_SIZE]
+def test_a_day_that_failed_is_known_from_the_commits():
+    failed = msgspec.structs.replace(record(1, days(1, 2)), failed_days={day(3): "too few"})
+    assert ledger(STAGED, record(0, days(3)), failed).failed_days == days(3)
+    assert ledger(STAGED, failed, record(2, days(3))).failed_days == set()
+
+
+def test_a_batch_is_a_handful_of_tables_and_the_next_one_goes_on():
+    requests = [
+        Request((f"table_{n % 12}",), Window(day(n), day(n + 1)), str(n)) for n in range(1, 25)
+    ]
+    batch = first_batch(requests)
+    assert {request.tables[0] for request in batch} == {f"table_{n}" for n in range(1, 6)}
+    rest = [request for request in requests if request not in batch]
+    assert {request.tables[0] for request in first_batch(rest)} == {
+        f"table_{n}" for n in range(6, 11)
+    }
 
 
 CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
@@ -1336,13 +1334,13 @@ CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
         (None, {"2024-01-01...2024-01-03"}),
         ({}, {"2024-01-01...2024-01-03"}),
         ({"other": CHAINED}, {"2024-01-01...2024-01-03"}),
-        ({"run 2": CHAINED}, {"2024-01-01", "2024-01-03"}),
-        ({"b2": CHAINED}, {"2024-01-01", "2024-01-03"}),
+        ({"run 2": CHAINED}, {"2024-01-01, 2024-01-03"}),
+        ({"b2": CHAINED}, {"2024-01-01, 2024-01-03"}),
         ({"run 1": CHAINED}, {"2024-01-02"}),
         ({"run 1": CHAINED, "b2": CHAINED}, set()),
         # One that does not build what is behind is not waited for.
         ({"run 2": OTHERS}, {"2024-01-01...2024-01-03"}),
-        ({"run 2": OTHERS, "b2": CHAINED}, {"2024-01-01", "2024-01-03"}),
+        ({"run 2": OTHERS, "b2": CHAINED}, {"2024-01-01, 2024-01-03"}),
         ({"run 2": frozenset()}, {"2024-01-01...2024-01-03"}),
     ],
 )

@@ -22,6 +22,7 @@ from backfill_assets.dagster_ext.failures import failed_run_messages, first_atte
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import REASON_TAG
@@ -32,7 +33,7 @@ from backfill_assets.tables.code_version import Code
 class BackfillConfig(dg.Config):
     """What to plan, or to launch."""
 
-    days: str = Field("", description="FIRST...LAST, both included.")
+    days: str = Field("", description="FIRST...LAST, both included; or several, with commas.")
     tables: list[str] = Field([], description="All tables if empty.")
     pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
     chunk_days: int | None = Field(
@@ -155,6 +156,15 @@ def reconcile_backfill(
     name: str,
 ) -> reconcile.ReconcileResult:
     """Reconcile a backfill, one of its stages, or a run."""
+    ledgers = read_ledgers(deployment)
+    requested, plan, plan_error = find_requested_days(graph, instance, ledgers, name)
+    return reconcile.reconcile_tables(deployment, spark, name, ledgers, requested, plan, plan_error)
+
+
+def find_requested_days(
+    graph: BaseAssetGraph, instance: dg.DagsterInstance, ledgers: Ledgers, name: str
+) -> tuple[reconcile.RequestedDays, backfill_plan.BackfillPlan | None, str]:
+    """The days of a backfill, a stage or a run; the backfill's plan; why it cannot be read."""
     id_, _, stage = name.partition("-")
     plan, planned, plan_error = None, None, ""
     try:
@@ -164,9 +174,7 @@ def reconcile_backfill(
     else:
         plan = None if stage else state.plan
         planned = stages.planned_days(graph, instance, state, name)
-    ledgers = read_ledgers(deployment)
-    requested = reconcile.requested_days(instance, ledgers, name, planned)
-    return reconcile.reconcile_tables(deployment, spark, name, ledgers, requested, plan, plan_error)
+    return reconcile.requested_days(instance, ledgers, name, planned), plan, plan_error
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:

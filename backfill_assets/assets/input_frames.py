@@ -15,8 +15,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Expectation
-from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
-from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Grain,
+    Window,
+    any_window_condition,
+    to_windows,
+)
+from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.records import PERSON
 from backfill_assets.lookups import batch
@@ -78,11 +84,24 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     day = F.col(partition)
     if reach == SAME_DAY:
         return rows.withColumn(FOR_DAY, day).where(days.sql_condition(partition))
-    if reach == WEEK:
-        monday = F.date_trunc("week", day).cast("date")
-        return rows.withColumn(FOR_DAY, monday).where(days.sql_condition(FOR_DAY))
+    if isinstance(reach, GrainReach):
+        first_day = _first_day(day, reach.grain)
+        return rows.withColumn(FOR_DAY, first_day).where(days.sql_condition(FOR_DAY))
+    if isinstance(reach, PartitionsReach):
+        is_monthly = reach.grain is Grain.MONTHLY
+        last = F.add_months(day, reach.before) if is_monthly else day + 7 * reach.before
+        step = F.expr("INTERVAL '1' MONTH" if is_monthly else "INTERVAL '7' DAY")
+        repeated = rows.withColumn(FOR_DAY, F.explode(F.sequence(day, last, step)))
+        return repeated.where(days.sql_condition(FOR_DAY))
     repeated_rows = repeat_for_each_day(add_day_ranges(rows, partition, reach, days))
     return repeated_rows.where(days.sql_condition(FOR_DAY))
+
+
+def _first_day(day: Column, grain: Grain) -> Column:
+    """Return `Grain.first_day` of a column, for weeks and months."""
+    if grain.first_weekday is None:
+        return F.trunc(day, "month")
+    return F.date_sub(day, F.pmod(F.weekday(day) - F.lit(grain.first_weekday), F.lit(7)))
 
 
 def add_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:

@@ -31,7 +31,7 @@ class ShadowConfig(dg.Config):
     """What to build beside production."""
 
     target: str = Field(description="Name of the target; it is made if there is none.")
-    days: str = Field(description="FIRST...LAST, both included.")
+    days: str = Field(description="FIRST...LAST, both included; or several, with commas.")
     tables: list[str] = Field([], description="With what follows from them; all if empty.")
     pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
     chunk_days: int = Field(0, description="Stages of so many days; 0 for one.")

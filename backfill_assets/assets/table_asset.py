@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.input_frames import ServiceCaller
 from backfill_assets.audit.checks import check_specs
-from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.calendar.partitions import DaySet, Window, partitions_of_run, to_windows
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
@@ -177,16 +177,18 @@ def yield_outputs(
 
     Raises:
         dagster.Failure: the run has no days, or a tag of it has a value that is not known.
-        NotContiguousError: the run's days have a gap.
         PublishError: the run belongs to a backfill that was planned with other code.
     """
     _require_partitions(context)
+    try:
+        window = partitions_of_run(context.partition_keys, context.run.tags)
+    except ValueError as error:
+        raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
     selected_outputs = context.op_execution_context.selected_output_names
     publisher: Publisher = context.resources.io_manager
     for table, compute in steps:
         if table.name not in selected_outputs:
             continue
-        window = table.grain.one_range(context.partition_keys)
         request = publisher.request_for_run(table, context.run.run_id, context.run.tags, window)
         yield dg.Output(compute(request), output_name=table.name, metadata={EVENTS_ARE_OURS: True})
         for check in table.check_descriptions:
@@ -305,8 +307,10 @@ class _TableStep:
 
         Each month is planned when the one before it is published.
         """
-        window = request.window
-        parts = window.split_by_length(DAYS_PER_COMMIT) if carries_state(self.table) else [window]
+        parts = [request.window]
+        if carries_state(self.table):
+            stretches = to_windows(request.window)
+            parts = [part for days in stretches for part in days.split_by_length(DAYS_PER_COMMIT)]
         for part in parts:
             plan, inputs = self._plan(replace(request, window=part), service_caller)
             if not plan.reasons:

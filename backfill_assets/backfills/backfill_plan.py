@@ -182,9 +182,9 @@ class BackfillRequest(BaseModel, frozen=True):
         """
         window = self.window
         if 0 < self.pilot_days < len(window):
-            rest = window.start + self.pilot_days * partitions.DAY
-            yield "pilot", partitions.Window(window.start, rest)
-            window = partitions.Window(rest, window.end)
+            days = [*window]
+            yield "pilot", partitions.DaySet.from_days(days[: self.pilot_days])
+            window = partitions.DaySet.from_days(days[self.pilot_days :])
         if self.chunk_days == "auto":
             chunks = split_evenly(window) if split_evenly else [window]
         else:
@@ -198,7 +198,7 @@ class Stage(BaseModel, frozen=True):
 
     Attributes:
         name: suffix of the backfill's id in Dagster, after the plan's id.
-        days: as `FIRST...LAST`.
+        days: as `FIRST...LAST`, with commas between ranges.
         work: expected work, in rows: see `forecast.WorkEstimate`.
     """
 
@@ -218,7 +218,7 @@ class TableForecast(BaseModel, frozen=True):
         other_settings: see `DayOutcome`.
         final: the final days among all of these.
         why: days to compute, by reason.
-        apart: days from one partition of the table to the next.
+        apart: the value of the table's grain, see `Grain`.
     """
 
     identical: tuple[str, ...] = ()
@@ -408,10 +408,22 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
 
 
 def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
-    """The command that builds days of some tables: all of them, from the first to the last."""
+    """The command of a backfill of days of some tables."""
     days = {day for table_days in days_by_table.values() for day in table_days}
-    window = f"{min(days)}...{max(days)}"
-    return f"backfill-assets backfill {window} --select {','.join(days_by_table)}"
+    ranges = partitions.format_ranges(days).replace(" ", "")
+    return f"backfill-assets backfill {ranges} --select {','.join(days_by_table)}"
+
+
+def materialize_command(
+    names: Sequence[str], days: partitions.Window, pages: Sequence[str] = ()
+) -> list[str]:
+    """The command of one run of tables: Dagster's own, which takes no days with gaps."""
+    if isinstance(days, partitions.DaySet):
+        text = str(days).replace(" ", "")
+        return ["backfill-assets", "materialize", text, "--select", ",".join(names)]
+    command = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
+    window = f"{days.start}...{days.end - partitions.DAY}"
+    return [*command, "--select", ",".join([*names, *pages]), "--partition-range", window]
 
 
 def _format_table_days(ranges_by_table: Mapping[str, Collection[str]]) -> str:

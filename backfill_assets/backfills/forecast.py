@@ -18,7 +18,7 @@ from typing import NamedTuple
 import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillRequest, DayOutcome
-from backfill_assets.calendar.partitions import DAY, Grain, Window, days_of_run
+from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, days_of_run
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.staleness.assess import (
@@ -236,8 +236,8 @@ def even_stages(days: Window, work: WorkEstimate, days_per_run: int) -> list[Win
     """Stages of about equal work; one stage if Dagster's own split into runs is even enough.
 
     It is even enough if no run has more than `TOLERANCE` times the work of a run of average days,
-    or if other stages would not make the heaviest run lighter. Otherwise each stage is one run, or
-    two if its downstream days do not fit in one.
+    or if other stages would not make the heaviest run lighter. Otherwise each stage is one run for
+    each range of it, or two if its downstream days do not fit in one.
     """
     runs = [work.run_work(run, with_lead=False) for run in days.split_by_length(days_per_run)]
     if len(runs) == 1:
@@ -271,21 +271,21 @@ def _split_evenly(
     """
     heaviest = max(work.run_work(Window(day, day + DAY)) for day in days)
     bound = max(TOLERANCE * target_work, heaviest)
-    bounds = [days.start, *(day + DAY for day in days)]
-    #: For the days before each bound: the smallest sum, and the bound where the last stage starts.
+    all_days = [*days]
+    #: For the first days: the smallest sum, and the number of days before the last stage.
     best: list[tuple[float, int]] = [(0.0, 0)]
-    for end in range(1, len(bounds)):
+    for end in range(1, len(all_days) + 1):
         best_cut = (float("inf"), end - 1)
         for start in range(end - 1, max(0, end - longest) - 1, -1):
-            stage_work = work.run_work(Window(bounds[start], bounds[end]))
+            stage_work = work.run_work(Window(all_days[start], all_days[end - 1] + DAY))
             if start < end - 1 and stage_work > bound:
                 break
             best_cut = min(best_cut, (best[start][0] + (stage_work - target_work) ** 2, start))
         best.append(best_cut)
-    stages, end = [], len(bounds) - 1
+    stages, end = [], len(all_days)
     while end:
         start = best[end][1]
-        stages.append(Window(bounds[start], bounds[end]))
+        stages.append(DaySet.from_days(all_days[start:end]))
         end = start
     return stages[::-1]
 
@@ -412,7 +412,7 @@ class WorkEstimate:
     by_lead: Mapping[int, Mapping[date, int]]
 
     def run_work(self, days: Window, *, with_lead: bool = True) -> int:
-        """The work of a run of some days.
+        """The work of a run of some days, and of downstream days in gaps between them.
 
         Args:
             days: the days.
@@ -443,7 +443,7 @@ class WorkEstimate:
 
     @cached_property
     def _cumulative_work(self) -> dict[int, list[int]]:
-        days = self.window.widen_by(before=self.lead_days)
+        days = Window(self.window.start - self.lead_days * DAY, self.window.end)
         return {
             lead: [0, *accumulate(work.get(day, 0) for day in days)]
             for lead, work in self.by_lead.items()

@@ -239,10 +239,9 @@ def _run_command(run: dg.DagsterRun) -> str:
     days, selected = days_of_run(run.tags), run.asset_selection
     if days is None or not selected:
         return ""
-    tables = ",".join(sorted(key.to_user_string() for key in selected))
-    module = ["-m", "backfill_assets.definitions"]
-    words = ["dagster", "asset", "materialize", *module, "--select", tables]
-    return shlex.join([*words, "--partition-range", f"{days}"])
+    return shlex.join(
+        backfill_plan.materialize_command(sorted(k.to_user_string() for k in selected), days)
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Reads the tables' logs, the listing of the landing and Dagster's run records.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import dagster as dg
 
@@ -14,6 +14,7 @@ from backfill_assets.backfills import backfill_plan, forecast
 from backfill_assets.calendar import partitions
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
@@ -24,6 +25,7 @@ from backfill_assets.staleness.assess import final_days
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, buildable_tables
 from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.sources import Source
@@ -65,6 +67,59 @@ def days_by_table(
         for name, subset in subsets.items()
         if not subset.is_empty
     }
+
+
+class RunGroup(NamedTuple):
+    """Tables of one grain with the same days, inputs first, and the days of each run of them."""
+
+    names: list[str]
+    days: Sequence[date]
+    windows: list[partitions.Window]
+
+
+def split_runs(
+    deployment: Deployment, days: Mapping[str, Sequence[date]]
+) -> Iterator[tuple[list[str], list[partitions.Window]]]:
+    """Tables, inputs first, and the days of runs of them that may run at a time.
+
+    A run builds exactly the days of its tables.
+    """
+    groups: list[RunGroup] = []
+    for name, table_days in days.items():
+        if table_days:
+            grain, per_run = deployment.tables[name].grain, deployment.settings.partitions_per_run
+            windows = grain.split_into_runs(table_days, per_run)
+            if group := _find_group(deployment, groups, RunGroup([name], table_days, windows)):
+                group.names.append(name)
+            else:
+                groups.append(RunGroup([name], table_days, windows))
+    for group in groups:
+        if any(carries_state(deployment.tables[name]) for name in group.names):
+            # Each is built from the one before.
+            yield from ((group.names, [window]) for window in group.windows)
+        else:
+            yield group.names, group.windows
+
+
+def _find_group(
+    deployment: Deployment, groups: Sequence[RunGroup], table: RunGroup
+) -> RunGroup | None:
+    """The group whose runs can build a table as well; None if there is none."""
+    graph, (name,) = deployment.graph, table.names
+    # Runs of a group may run at the same time: none reads days of another run.
+    other_days = {
+        dependency.source.name
+        for dependency in graph.inputs[name]
+        if dependency.reach != SAME_DAY and len(table.windows) > 1
+    }
+    grain = deployment.tables[name].grain
+    for group in reversed(groups):
+        is_alike = deployment.tables[group.names[0]].grain is grain and group.days == table.days
+        if is_alike and other_days.isdisjoint(group.names):
+            return group
+        if not graph.upstream_tables(name).isdisjoint(group.names):
+            return None  # it is built after this group
+    return None
 
 
 def refuse_invalid_request(deployment: Deployment, request: backfill_plan.BackfillRequest) -> None:
@@ -233,11 +288,12 @@ def _load_plans(
 def _cut_stages(
     request: backfill_plan.BackfillRequest, estimate: forecast.WorkEstimate, max_days: int
 ) -> tuple[tuple[backfill_plan.Stage, ...], int]:
-    """The stages, and their number of runs of at most `max_days` days."""
+    """The stages, and their number of runs: of at most `max_days` days, without gaps."""
     stages = list(
         request.split_stages(partial(forecast.even_stages, work=estimate, days_per_run=max_days))
     )
-    runs = sum(len(window.split_by_length(max_days)) for _, window in stages)
+    ranges = [part for _, window in stages for part in partitions.to_windows(window)]
+    runs = sum(len(part.split_by_length(max_days)) for part in ranges)
     return tuple(
         backfill_plan.Stage(name=name, days=str(window), work=estimate.run_work(window))
         for name, window in stages

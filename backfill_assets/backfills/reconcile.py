@@ -45,12 +45,19 @@ class RequestedDays:
 
     Attributes:
         days: by table.
-        not_published: one sentence for each table and cause, about the days that were not
-            published.
+        unpublished: the table and the day of those that were not published, with the error; empty
+            if none is recorded.
+        tags: of the last run, without those of Dagster.
     """
 
     days: Mapping[str, Collection[date]]
-    not_published: Sequence[str]
+    unpublished: Mapping[tuple[str, date], str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def not_published(self) -> list[str]:
+        """One sentence for each table and error, about the days that were not published."""
+        return [*_unpublished_messages(self.unpublished)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,13 @@ def requested_days(
         unpublished = {
             key: error for key, error in unpublished.items() if error or key not in reported
         }
-    return RequestedDays(days, [*_unpublished_messages(unpublished)])
+    last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
+    tags = last_run.dagster_run.tags if last_run else {}
+    return RequestedDays(
+        days,
+        unpublished,
+        {key: tags[key] for key in tags if not key.startswith(("dagster/", ".dagster/"))},
+    )
 
 
 def find_runs(

@@ -148,7 +148,7 @@ def _submit_stage(
         backfill_timestamp=time.time(),
         tags={key: value for key, value in tags.items() if value},
         dynamic_partitions_store=instance,
-        title=f"{state.plan.id} {name}: {window}",
+        title=_stage_title(state.plan.id, name, window),
         description=request.reason or None,
         run_config=None,
     )
@@ -162,17 +162,26 @@ def _submit_stage(
             raise
 
 
+def _stage_title(id_: str, name: str, days: partitions.Window) -> str:
+    """The title of a stage in Dagster, which takes 100 characters."""
+    title = f"{id_} {name}: {days}"
+    ends = partitions.Window(days.start, days.end)
+    return title if len(title) <= 100 else f"{id_} {name}: {len(days)} days of {ends}"
+
+
 def _stage_days(
     graph: internals.BaseAssetGraph, request: BackfillRequest, window: partitions.Window
 ) -> dict[str, list[date]]:
-    """The days of a stage; a week belongs to the stage of its last requested day."""
+    """The days of a stage; a week belongs to the stage of its last requested day.
+
+    A week without one, which follows from another table's days, belongs to the stage that has them.
+    """
     stage_days = days_by_table(graph, request.tables, window)
     for table, days in stage_days.items():
-        days_of = partitions.Grain.from_partitions_def(
-            graph.get(dg.AssetKey(table)).partitions_def
-        ).days_of
-        end = request.window.end
-        stage_days[table] = [day for day in days if min(days_of(day).end, end) <= window.end]
+        definition = graph.get(dg.AssetKey(table)).partitions_def
+        days_of = partitions.Grain.from_partitions_def(definition).days_of
+        last_days = {day: [d for d in days_of(day) if d in request.window][-1:] for day in days}
+        stage_days[table] = [day for day in days if all(d in window for d in last_days[day])]
     return stage_days
 
 

@@ -22,7 +22,6 @@ from backfill_assets.calendar.partitions import (
     Grain,
     Window,
     parse_calendar_days,
-    split_into_run_windows,
 )
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
@@ -258,22 +257,22 @@ def verify_days(
     with dg.DagsterInstance.ephemeral() as instance:
         verification = _Verification(publisher, destination, assets, resources, instance)
         for days, run_tables in _partition_runs(deployment, names, window):
-            verification.verify_tables([*days], run_tables)
+            verification.verify_tables(days, run_tables)
     return sorted(destination.verified_days, key=lambda day: (names.index(day.table), day.day))
 
 
 def _partition_runs(
     deployment: Deployment, names: Sequence[str], window: Window
-) -> Iterator[tuple[Window, list[str]]]:
-    """Ranges of partitions with the tables of their grain, as a Dagster run has one grain only."""
+) -> Iterator[tuple[list[date], list[str]]]:
+    """Partitions of runs with the tables of their grain, as a Dagster run has one grain only."""
     tables = deployment.tables
     for cadence in Grain:
         if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
             continue
         known = cadence.partitions_def(deployment.settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
-        for run in split_into_run_windows(partitions, deployment.settings.partitions_per_run):
-            yield run, names_of_grain
+        for run in cadence.split_into_runs(partitions, deployment.settings.partitions_per_run):
+            yield [day for day in partitions if day in run], names_of_grain
 
 
 def _ledgers_as_of(deployment: Deployment, as_of: Mapping[str, int]) -> Ledgers:
@@ -393,16 +392,13 @@ class _Verification:
                 self.destination.record_failure(self.publisher, name, days, error)
 
     def _materialize(self, days: Sequence[date], tables: Sequence[str]) -> None:
+        grain = self.destination.ledgers[tables[0]].table.grain
         dg.materialize(
             self.assets,
             selection=tables,
             instance=self.instance,
             resources=self.resources,
-            tags={
-                "dagster/asset_partition_range_start": str(days[0]),
-                "dagster/asset_partition_range_end": str(days[-1]),
-                CALLS_TAG: "none",
-            },
+            tags={**grain.run_tags(days), CALLS_TAG: "none"},
             run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         )
 

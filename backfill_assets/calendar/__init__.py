@@ -1,1 +1,1 @@
-"""Days and weeks: partitions, half-open windows, reaches, the late-data policy."""
+"""Days, weeks and months: partitions, half-open windows, reaches, the late-data policy."""

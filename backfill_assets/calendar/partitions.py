@@ -4,12 +4,11 @@ It imports neither Dagster nor Spark, as the command line uses it before it load
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
-from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any
 
 from backfill_assets.settings import Settings
 
@@ -17,8 +16,16 @@ if TYPE_CHECKING:
     import dagster as dg
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
-#: A day or a range, with or without the brackets of Dagster's UI.
-_DAYS = re.compile(rf"(\[?)\s*({_DAY})(?:\s*(?:\.{{2,3}}|:)\s*({_DAY}))?\s*(\]?)")
+#: A day or a range, with or without the brackets of Dagster's UI. The last day may be given without
+#: its month.
+_DAYS = re.compile(rf"(\[?)\s*({_DAY})(?:\s*(?:\.{{2,3}}|:)\s*({_DAY}|\d\d))?\s*(\]?)")
+#: Tag of a run whose days have gaps: exactly its days, as `str` of a `DaySet`. Dagster's own tags
+#: have the first and the last of them.
+DAYS_TAG = "backfill_assets/days"
+_RANGE_TAG = "dagster/asset_partition_range_"
+#: The most ranges of days in one run, whose tag then has less than 2,000 characters: Postgres
+#: indexes no value of 2,704.
+_MAX_RANGES = 80
 
 
 def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
@@ -33,22 +40,23 @@ def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[da
 
 def parse_calendar_days(
     text: str, settings: Settings, now: datetime | None = None
-) -> tuple[date, date]:
-    """The first and the last of the days that a person requests.
+) -> "list[tuple[date, date]]":
+    """The first and the last of each range of days that a person requests.
 
-    The text is `FIRST...LAST`, `[FIRST...LAST]` (as in the UI), `FIRST..LAST`, `FIRST:LAST` or one
-    day.
+    The text has ranges with commas between them. A range is `FIRST...LAST`, `[FIRST...LAST]` (as in
+    the UI), `FIRST..LAST`, `FIRST:LAST` or one day; `2024-01-09...11` has the month of its first.
 
     Raises:
-        ValueError: the text is not a range of days, reversed, or not all on the calendar.
+        ValueError: a range is not one of days, reversed, or not all on the calendar.
     """
-    days, bounds = parse_days(text), calendar_bounds(settings, now)
-    if days and bounds and bounds[0] <= days[0] <= days[1] <= bounds[1]:
-        return days
+    bounds = calendar_bounds(settings, now)
+    ranges = [parse_days(part) for part in text.split(",")]
+    if bounds and all(days and bounds[0] <= days[0] <= days[1] <= bounds[1] for days in ranges):
+        return [days for days in ranges if days]
     bounds_text = f"{bounds[0]}...{bounds[1]}" if bounds else "empty"
     raise ValueError(
         f"{text!r} is not in the calendar, which is {bounds_text}: give FIRST...LAST or one day, "
-        "as YYYY-MM-DD, the first not after the last"
+        "as YYYY-MM-DD, the first not after the last; or several, with commas between them"
     )
 
 
@@ -70,7 +78,9 @@ def parse_days(text: str) -> tuple[date, date] | None:
     if match is None or bool(match[1]) != bool(match[4]):
         return None
     try:
-        first, last = date.fromisoformat(match[2]), date.fromisoformat(match[3] or match[2])
+        end = match[3] or match[2]
+        last = date.fromisoformat(end if len(end) > 2 else match[2][:-2] + end)
+        first = date.fromisoformat(match[2])
     except ValueError:  # such as the 30th of February
         return None
     return first, last
@@ -102,17 +112,20 @@ class Window:
         last = self.end - DAY
         return f"{self.start}" if last == self.start else f"{self.start}...{last}"
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The window from the text of `str`, or of a person; see `parse_calendar_days`.
+    @staticmethod
+    def parse(text: str) -> "Window":
+        """The days from the text of `str`, or of a person; see `parse_calendar_days`.
 
         Raises:
-            ValueError: the text is not a range of days.
+            ValueError: the text does not have ranges of days, or one of several is empty.
         """
-        days = parse_days(text)
-        if days is None:
+        ranges = [parse_days(part) for part in text.split(",")]
+        windows = [Window(days[0], days[1] + DAY) for days in ranges if days]
+        if len(windows) == len(ranges) == 1:
+            return windows[0]
+        if len(windows) < len(ranges) or any(window.end <= window.start for window in windows):
             raise ValueError(f"{text!r} is no range of days: give FIRST...LAST or one day")
-        return cls(days[0], days[1] + DAY)
+        return DaySet.from_days(day for window in windows for day in window)
 
     def contains_any(self, days: Set[date]) -> bool:
         """Whether this window contains any of the days."""
@@ -149,8 +162,14 @@ class DaySet(Window):
 
     @classmethod
     def from_days(cls, days: Iterable[date]) -> Window:
-        """The days; a plain `Window` if they have no gaps."""
+        """The days; a plain `Window` if they have no gaps.
+
+        Raises:
+            ValueError: there is no day.
+        """
         parts = to_windows(days)
+        if not parts:
+            raise ValueError("there are no days")
         if len(parts) == 1:
             return parts[0]
         return cls(parts[0].start, parts[-1].end, tuple(parts))
@@ -171,6 +190,12 @@ class DaySet(Window):
         """The days of all parts, each part widened."""
         parts = (part.widen_by(before=before, after=after) for part in self.parts)
         return DaySet.from_days(day for part in parts for day in part)
+
+    def split_by_length(self, max_days: int) -> list[Window]:
+        """Sets of at most `max_days` days, each after the one before, that make up this one."""
+        days = list(self)
+        parts = range(0, len(days), max_days)
+        return [DaySet.from_days(days[first : first + max_days]) for first in parts]
 
     def sql_condition(self, column: str, *, relation: str = "") -> str:
         """The SQL condition on a DATE column for exactly these days."""
@@ -208,21 +233,36 @@ def from_ranges(ranges: Collection[str]) -> list[date]:
 
 
 def days_of_run(tags: Mapping[str, str]) -> Window | None:
-    """The days of a run, from its tags; None if it has none."""
-    tag_prefix = "dagster/asset_partition_range_"
-    first = tags.get(f"{tag_prefix}start", tags.get("dagster/partition"))
-    last = tags.get(f"{tag_prefix}end", first)
-    return Window.parse(f"{first}...{last}") if first else None
+    """The days of a run, from its tags; None if it has none, or partitions that are no days.
 
-
-def split_into_run_windows(partitions: Sequence[date], max_partitions: int) -> Iterator[Window]:
-    """Cut ascending partitions without gaps into a window for each run.
-
-    A partition is its first day: of a weekly table a window ends a day after its last Monday.
+    A tag of days that does not match Dagster's tags counts for nothing: such a run fails.
     """
-    for n in range(0, len(partitions), max_partitions):
-        run = partitions[n : n + max_partitions]
-        yield Window(run[0], run[-1] + DAY)
+    first = tags.get(f"{_RANGE_TAG}start", tags.get("dagster/partition"))
+    ends = parse_days(f"{first}...{tags.get(f'{_RANGE_TAG}end', first)}")
+    if ends is None:
+        return None
+    window = Window(ends[0], ends[1] + DAY)
+    try:
+        days = Window.parse(tags.get(DAYS_TAG) or str(window))
+    except ValueError:
+        return window
+    return days if (days.start, days.end) == (window.start, window.end) else window
+
+
+def partitions_of_run(keys: Iterable[str], tags: Mapping[str, str]) -> Window:
+    """The partitions of a run: Dagster's keys, without those that its tag of days leaves out.
+
+    Raises:
+        ValueError: the tag has no days, or does not match Dagster's tags.
+    """
+    days, text = days_of_run(tags), tags.get(DAYS_TAG)
+    if text and days != Window.parse(text):
+        raise ValueError(
+            f"the run's tag {DAYS_TAG} is {text!r}, and its partitions are {days}: the first and "
+            "the last day must be the same"
+        )
+    partitions = map(date.fromisoformat, keys)
+    return DaySet.from_days(day for day in partitions if days is None or day in days)
 
 
 def any_window_condition(parts: Iterable[Window], column: str, *, relation: str = "") -> str:
@@ -230,31 +270,55 @@ def any_window_condition(parts: Iterable[Window], column: str, *, relation: str 
     return " OR ".join(f"({window.sql_condition(column, relation=relation)})" for window in parts)
 
 
-class NotContiguousError(ValueError):
-    """The partitions of one write do not form one gapless range."""
-
-
 class Grain(Enum):
-    """Daily partitions, or weekly ones; the value is the number of days of a partition.
+    """Daily partitions, weekly ones, or monthly ones.
 
-    Weeks are those of ISO 8601. A partition is named by the date of its first day (of a week, the
-    Monday): in the table, in its commits and as Dagster's key.
+    A partition is named by the date of its first day (of a week of ISO 8601, the Monday): in the
+    table, in its commits and as Dagster's key. Plans are stored with the values.
     """
 
     DAILY = 1
+    #: Weeks that begin on Monday, and those that begin on another day.
     WEEKLY = 7
+    WEEKLY_TUESDAY = 17
+    WEEKLY_WEDNESDAY = 27
+    WEEKLY_THURSDAY = 37
+    WEEKLY_FRIDAY = 47
+    WEEKLY_SATURDAY = 57
+    WEEKLY_SUNDAY = 67
+    MONTHLY = 30
+
+    @property
+    def first_weekday(self) -> int | None:
+        """The day on which weeks begin, 0 for Monday; None for days and months."""
+        return self.value // 10 if self.value % 10 == Grain.WEEKLY.value else None
 
     def first_day(self, day: date) -> date:
         """The first day of the partition that contains a day."""
-        return day - day.weekday() * DAY if self is Grain.WEEKLY else day
+        if self is Grain.MONTHLY:
+            return day.replace(day=1)
+        if self.first_weekday is None:
+            return day
+        return day - (day.weekday() - self.first_weekday) % 7 * DAY
 
     def days_of(self, partition: date) -> Window:
         """The days of a partition."""
-        return Window(partition, partition + self.value * DAY)
+        longest = 31 if self is Grain.MONTHLY else 1 if self is Grain.DAILY else 7
+        return Window(partition, self.first_day(partition + longest * DAY))
 
     def partitions_before(self, partition: date, count: int) -> list[date]:
         """The partitions before one, the latest first."""
-        return [partition - n * self.value * DAY for n in range(1, count + 1)]
+        partitions = [partition]
+        while len(partitions) <= count:
+            partitions.append(self.first_day(partitions[-1] - DAY))
+        return partitions[1:]
+
+    def partitions_after(self, partition: date, count: int) -> list[date]:
+        """The partitions after one, the earliest first."""
+        partitions = [partition]
+        while len(partitions) <= count:
+            partitions.append(self.days_of(partitions[-1]).end)
+        return partitions[1:]
 
     def partitions_of(self, days: Iterable[date]) -> list[date]:
         """The partitions that contain the days, in ascending order."""
@@ -264,36 +328,51 @@ class Grain(Enum):
         """The partitions all of whose days are in a window."""
         if self is Grain.DAILY:
             return window
-        last = window.end - self.value * DAY
         partitions = [
             partition
             for partition in self.partitions_of(window)
-            if window.start <= partition <= last
+            if all(day in window for day in self.days_of(partition))
         ]
         return DaySet.from_days(partitions) if partitions else Window(window.start, window.start)
+
+    def _follows(self, partition: date, previous: date) -> bool:
+        """Whether no partition is between two days."""
+        return partition <= self.days_of(self.first_day(previous)).end
 
     def gapless_ranges(self, partitions: Iterable[date]) -> list[Window]:
         """Partitions as the fewest gapless ranges, each from its first to its last one."""
         ranges: list[Window] = []
         for partition in sorted(partitions):
-            if ranges and partition - (ranges[-1].end - DAY) <= self.value * DAY:
+            if ranges and self._follows(partition, ranges[-1].end - DAY):
                 ranges[-1] = Window(ranges[-1].start, partition + DAY)
             else:
                 ranges.append(Window(partition, partition + DAY))
         return ranges
 
-    def one_range(self, keys: Iterable[str]) -> Window:
-        """The partitions of a run, from their keys.
+    def run_window(self, partitions: Iterable[date]) -> Window:
+        """The partitions of a run, as few ranges: a plain `Window` if there is no gap."""
+        ranges = self.gapless_ranges(partitions)
+        if len(ranges) == 1:
+            return ranges[0]
+        return DaySet(ranges[0].start, ranges[-1].end, tuple(ranges))
 
-        Raises:
-            NotContiguousError: there is no key, or a gap between two of them.
-        """
-        partitions = sorted(map(date.fromisoformat, keys))
-        step = self.value * DAY
-        if not partitions or any(b - a > step for a, b in pairwise(partitions)):
-            text = ", ".join(map(str, to_windows(partitions))) or "no day at all"
-            raise NotContiguousError(f"one run takes one gapless range of days, got {text}")
-        return DaySet.from_days(partitions)
+    def split_into_runs(self, partitions: Iterable[date], max_partitions: int) -> list[Window]:
+        """Cut partitions into those of each run, in ascending order."""
+        runs: list[list[date]] = []
+        range_count = 0
+        for partition in sorted({*partitions}):
+            range_count += not runs or not self._follows(partition, runs[-1][-1])
+            if not runs or len(runs[-1]) == max_partitions or range_count > _MAX_RANGES:
+                runs.append([])
+                range_count = 1
+            runs[-1].append(partition)
+        return [self.run_window(run) for run in runs]
+
+    def run_tags(self, partitions: Iterable[date]) -> dict[str, str]:
+        """The tags of a run of exactly these partitions."""
+        window = self.run_window(partitions)
+        tags = {f"{_RANGE_TAG}start": str(window.start), f"{_RANGE_TAG}end": str(window.end - DAY)}
+        return {**tags, DAYS_TAG: str(window)} if isinstance(window, DaySet) else tags
 
     def partitions_def(self, settings: Settings) -> "dg.TimeWindowPartitionsDefinition":
         """The partitions definition for Dagster.
@@ -303,14 +382,17 @@ class Grain(Enum):
         """
         import dagster as dg
 
-        start, zone = settings.start.isoformat(), settings.timezone
-        end = settings.end.isoformat() if settings.end else None
+        arguments: dict[str, Any] = {
+            "start_date": settings.start.isoformat(),
+            "end_date": settings.end.isoformat() if settings.end else None,
+            "timezone": settings.timezone,
+        }
         if self is Grain.DAILY:
-            return dg.DailyPartitionsDefinition(start_date=start, end_date=end, timezone=zone)
-        # By default Dagster's weeks begin on Sunday.
-        return dg.WeeklyPartitionsDefinition(
-            start_date=start, end_date=end, timezone=zone, day_offset=1
-        )
+            return dg.DailyPartitionsDefinition(**arguments)
+        if self.first_weekday is None:
+            return dg.MonthlyPartitionsDefinition(**arguments)
+        # Dagster counts weekdays from Sunday.
+        return dg.WeeklyPartitionsDefinition(**arguments, day_offset=(self.first_weekday + 1) % 7)
 
     @classmethod
     def from_partitions_def(cls, definition: "dg.PartitionsDefinition | None") -> "Grain":
@@ -319,4 +401,5 @@ class Grain(Enum):
 
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None
-        return cls[definition.schedule_type.name]
+        grain = cls[definition.schedule_type.name]
+        return grain if grain is not cls.WEEKLY else cls(7 + (definition.day_offset - 1) % 7 * 10)

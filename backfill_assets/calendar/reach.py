@@ -113,34 +113,112 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class _WeekReach(Reach):
-    """A week is decided by its seven days, and requires all: a sum of six days looks complete."""
+class GrainReach(Reach):
+    """A week or a month is decided by its days, and requires all: a sum of six looks complete.
 
-    after: int = 6
+    Attributes:
+        grain: that of the table which is made.
+    """
+
+    grain: Grain = Grain.WEEKLY
 
     def required_days(self, day: date) -> Sequence[date]:
-        """All seven days."""
-        return [*Grain.WEEKLY.days_of(day)]
+        """All days of the partition."""
+        return [*self.grain.days_of(day)]
+
+    def input_days(self, days: Window) -> Window:
+        """The days of the partitions."""
+        input_days = [day for first in days for day in self.grain.days_of(first)]
+        return DaySet.from_days(input_days) if input_days else days
 
     def affected_days(self, days: Window) -> Window:
-        """The weeks that contain the input days."""
-        return DaySet.from_days(Grain.WEEKLY.partitions_of(days))
+        """The partitions that contain the input days."""
+        return DaySet.from_days(self.grain.partitions_of(days))
 
     def changed_days(self, days: Collection[date], _source: PublishedLog) -> Iterable[date]:
-        """The weeks that contain the input days."""
-        return Grain.WEEKLY.partitions_of(days)
+        """The partitions that contain the input days."""
+        return self.grain.partitions_of(days)
 
     @property
     def partition_mapping(self) -> None:
-        """None: by default Dagster maps a week to its days."""
+        """None: by default Dagster maps a week or a month to its days."""
         return
 
 
+@dataclass(frozen=True)
+class PartitionsReach(Reach):
+    """A week or a month is decided by itself and by some before it, of a table of its grain.
+
+    Attributes:
+        before: number of weeks or months before.
+        grain: that of both tables.
+    """
+
+    grain: Grain = Grain.WEEKLY
+
+    def input_days(self, days: Window) -> Window:
+        """The partitions, and those before them."""
+        before = self.grain.partitions_before
+        return DaySet.from_days(p for day in days for p in (day, *before(day, self.before)))
+
+    def affected_days(self, days: Window) -> Window:
+        """The partitions, and those after them."""
+        after = self.grain.partitions_after
+        return DaySet.from_days(p for day in days for p in (day, *after(day, self.before)))
+
+    def changed_days(self, days: Collection[date], _source: PublishedLog) -> Iterable[date]:
+        """The partitions, and those after them."""
+        return [*self.affected_days(DaySet.from_days(days))] if days else []
+
+
 SAME_DAY = Reach()
-#: The seven days of a week, for a table with weekly partitions.
-WEEK = _WeekReach()
+#: The seven days of a week that begins on Monday, for a table with weekly partitions.
+WEEK = GrainReach(grain=Grain.WEEKLY)
+#: The days of a month, for a table with monthly partitions.
+MONTH = GrainReach(grain=Grain.MONTHLY)
 #: Only the day before, for a table that carries its own state from day to day.
 PREVIOUS_DAY = Reach(before=1, after=-1)
+
+
+def week(*, starts: str = "monday") -> Reach:
+    """The seven days of a week that begins on a weekday, as `WEEK` for another day than Monday.
+
+    Raises:
+        ValueError: there is no such weekday.
+    """
+    by_name = {grain.name.lower().removeprefix("weekly_"): grain for grain in Grain}
+    by_name = {"monday": Grain.WEEKLY, **by_name}
+    grain = by_name.get(starts)
+    if grain is None or grain.first_weekday is None:
+        raise ValueError(f"week(starts={starts!r}): give a weekday, such as 'sunday'")
+    return GrainReach(grain=grain)
+
+
+def previous(count: int, unit: Reach) -> Reach:
+    """The week or month itself and `count` before it, of a table of that grain.
+
+    `previous(2, MONTH)` reads three months.
+
+    Raises:
+        ValueError: the number is none, or the unit is not `WEEK`, `week(...)` or `MONTH`.
+    """
+    _check_days("previous", count, 1)
+    if not isinstance(unit, GrainReach):
+        raise ValueError(f"previous({count}, {unit}): give WEEK, week(...) or MONTH")
+    return PartitionsReach(before=count, grain=unit.grain)
+
+
+def between(first: int, last: int) -> Reach:
+    """The days from `first` to `last`, counted from the day itself: `between(-7, 30)`.
+
+    Raises:
+        ValueError: they begin after the day itself, or end before they begin.
+    """
+    if type(first) is not int or type(last) is not int or first > min(0, last):
+        raise ValueError(
+            f"between({first!r}, {last!r}): give the first day, 0 or less, and the last, not less"
+        )
+    return Reach(before=-first, after=last)
 
 
 def next_days(n: int) -> Reach:

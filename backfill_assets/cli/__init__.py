@@ -1,6 +1,7 @@
 """The `backfill-assets` command: what Dagster's own commands do not cover.
 
 Running assets is Dagster's part (`dagster asset materialize`, the UI); there is no load path here.
+`materialize` runs them by Dagster, for days with gaps, which its own command does not take.
 A module for each family of commands. They load Dagster, Spark and the tables when a command runs,
 so that help and completion are quick.
 """
@@ -19,6 +20,7 @@ from backfill_assets.escaping import escape_terminal
 _FAMILIES = {
     "Tables": {"show": "tables", "status": "tables", "history": "tables"},
     "Backfills": {
+        "materialize": "materialize",
         "plan": "backfill",
         "plans": "backfill",
         "backfill": "backfill",

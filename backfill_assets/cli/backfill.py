@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,7 +96,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
     "plan --from backfill.yaml",
 )
-@click.argument("partitions", type=parameters.Partitions())
+@click.argument("partitions", type=parameters.Partitions(gaps=True))
 @backfill_options
 @parameters.target_option
 @parameters.options_file_option("partitions")
@@ -105,9 +104,10 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
-    PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME. With --target
-    nothing is kept. With --from, what is not given here comes from a file: `days`, or `start` and
-    `end`, and options by their names, as `max-parallel: 2`.
+    PARTITIONS are FIRST...LAST, or one day, or several with commas between them. Nothing is
+    computed. Needs DAGSTER_HOME. With --target nothing is kept. With --from, what is not given here
+    comes from a file: `days`, or `start` and `end`, and options by their names, as `max-parallel:
+    2`.
     """
     if target:
         _plan_target(out, partitions, target, options)
@@ -266,9 +266,10 @@ def backfill(
 ) -> Status:
     """Launch a plan, or days, in stages, and watch it.
 
-    PARTITIONS are FIRST...LAST, or one day. The deployment (`make ui`) must run. The backfill goes
-    on if this command is stopped. It ends with 1 if a stage did not pass. With --target, this
-    command itself builds the days beside production.
+    PARTITIONS are FIRST...LAST, or one day, or several with commas between them: each range is a
+    run. The deployment (`make ui`) must run. The backfill goes on if this command is stopped. It
+    ends with 1 if a stage did not pass. With --target, this command itself builds the days beside
+    production.
     """
     out.quiet |= as_json
     if target:
@@ -318,7 +319,7 @@ def backfill(
 
 def _parse_days(ctx: click.Context, what: str) -> Window:
     (argument,) = (param for param in ctx.command.params if param.name == "what")
-    return parameters.Partitions().convert(what, argument, ctx)
+    return parameters.Partitions(gaps=True).convert(what, argument, ctx)
 
 
 def _refuse_options(ctx: click.Context, what: str) -> None:
@@ -360,17 +361,13 @@ def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
     """Ask before final days are rewritten: readers rely on final days not to change."""
     if yes or not backfill_plan.rewritten_final_days:
         return
-    message = (
-        f"plan {backfill_plan.id} rewrites final days, which readers count on: "
-        f"{format_final_days(backfill_plan)}"
-    )
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "
-            f"backfill-assets backfill {backfill_plan.id} --yes"
+    id_ = backfill_plan.id
+    try:
+        parameters.confirm_final_days(
+            f"plan {id_}", format_final_days(backfill_plan), f"backfill-assets backfill {id_} --yes"
         )
-    if not click.confirm(f"{message[0].upper()}{message[1:]}. Rewrite them?"):
-        raise CannotRunError(f"nothing was launched; the plan is kept as {backfill_plan.id}")
+    except CannotRunError as error:
+        raise CannotRunError(f"{error}; the plan is kept as {id_}") from None
 
 
 def _launch_plan(

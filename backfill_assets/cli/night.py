@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
@@ -18,7 +15,7 @@ import click
 
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.parameters import Day, dagster_home
-from backfill_assets.cli.runs import condense_log
+from backfill_assets.cli.runs import run_days
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
@@ -72,9 +69,11 @@ def _note_days_left_out(out: Output, planner: RunPlanner, today: date) -> None:
     from backfill_assets.calendar.partitions import format_ranges
 
     for table, days, reason in () if out.quiet else planner.days_for_a_person(today):
+        ranges = format_ranges(days)
         out.print_command(
-            f"# {table} [{format_ranges(days)}] is {reason}: no schedule and no sensor builds it. "
-            "To have it built, materialize these days of it, and of the tables that follow."
+            f"# {table} [{ranges}] is {reason}: no schedule and no sensor builds it. To have it "
+            f"built: backfill-assets materialize {ranges.replace(' ', '')} --select {table}, then "
+            "backfill-assets materialize --stale"
         )
 
 
@@ -83,7 +82,7 @@ def _print_commands(
 ) -> None:
     out.print_command(_describe_commands(today, kind, requests))
     for request in requests:
-        out.print_command(shlex.join(planner.materialize_command(request)))
+        out.print_command(shlex.join(planner.command_of(request)))
 
 
 def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> str:
@@ -131,20 +130,10 @@ def _run_request(
     out: Output, planner: RunPlanner, folder: str, kind: str, request: Request
 ) -> bool:
     """Run a request in a process of its own; whether it succeeded."""
-    from backfill_assets.monitoring.next_runs import LOAD
-    from backfill_assets.publish.types import NIGHT_VARIABLE
+    from backfill_assets.monitoring.next_runs import LOAD, assets_of
+    from backfill_assets.publish.types import NIGHT_TAG
 
     activity = "Loading" if kind == LOAD else "Building"
     out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
-    program, *arguments = planner.materialize_command(request)
-    with subprocess.Popen(
-        [str(Path(sys.executable).with_name(program)), *arguments],
-        env={**os.environ, NIGHT_VARIABLE: "1", "DAGSTER_HOME": folder},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        status = condense_log(process.stdout, out)
-    return status is Status.FINE and process.returncode == 0
+    assets = assets_of(request.tables, planner.deployment.tables)
+    return run_days(out, folder, assets, request.window, {NIGHT_TAG: "true"})

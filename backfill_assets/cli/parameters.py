@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from backfill_assets.calendar.partitions import parse_calendar_days, parse_single_day
+from backfill_assets.calendar.partitions import (
+    DaySet,
+    Window,
+    parse_calendar_days,
+    parse_single_day,
+)
 from backfill_assets.cli.output import CannotRunError
 from backfill_assets.settings import Settings, load_settings
 
@@ -32,20 +38,27 @@ def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: in
 
 
 class Partitions(click.ParamType):
-    """Calendar days in Dagster's notation of a partition range: FIRST...LAST, or one day."""
+    """Calendar days in Dagster's notation of a partition range: FIRST...LAST, or one day.
+
+    With `gaps`, several of them with commas between them.
+    """
 
     name = "partitions"
+
+    def __init__(self, *, gaps: bool = False) -> None:
+        self.gaps = gaps
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The window of the days."""
         settings = load_settings()
         try:
-            first, last = parse_calendar_days(value, settings)
+            parse_calendar_days(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        from backfill_assets.calendar.partitions import DAY, Window
-
-        return Window(first, last + DAY)
+        days = Window.parse(value)
+        if isinstance(days, DaySet) and not self.gaps:
+            self.fail(f"{days} has gaps: give one range here", param, ctx)
+        return days
 
 
 class ChunkDays(click.ParamType):
@@ -207,6 +220,23 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
 
     with dg.DagsterInstance.get() as dagster:
         yield dagster
+
+
+def confirm_final_days(what: str, days: str, command: str) -> None:
+    """Ask before final days are rewritten: readers rely on final days not to change.
+
+    Raises:
+        click.UsageError: nobody can be asked; the message names the command to give instead.
+        CannotRunError: the answer is no.
+    """
+    message = f"{what} rewrites final days, which readers count on: {days}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "
+            f"{command}"
+        )
+    if not click.confirm(f"{message[0].upper()}{message[1:]}. Rewrite them?"):
+        raise CannotRunError("nothing was launched")
 
 
 def asset_graph(settings: Settings) -> Any:

@@ -1,10 +1,17 @@
-"""Runs that commands start: the run of a job, and a run's log in one line per step."""
+"""Runs that commands start: the run of a job or of days, and a run's log in one line per step.
+
+As a program, it is the run of days: `python -m backfill_assets.cli.runs DAYS TAGS ASSET...`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +20,12 @@ from backfill_assets.cli.output import Output, Status
 if TYPE_CHECKING:
     import dagster as dg
 
+    from backfill_assets.calendar.partitions import Window
+
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
 #: What the IO manager logs of a table's days that need no change.
-_IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
+_IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-., \d]+\]: (?:.*, )?(\d+) days? identical")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
 #: A failed check, and the first line of its message.
 _FINDING = re.compile(r"Asset check '(\w+)' on '(\w+)' did not pass\.(?: Description: '(.*))?")
@@ -227,3 +236,50 @@ def run_job(
     if not result.success:
         raise JobFailedError(f"run {result.run_id[:8]} failed; its log says why")
     return JobRun(result.run_id, metadata)
+
+
+def run_days(
+    out: Output, home: str, assets: Sequence[str], days: Window, tags: Mapping[str, str]
+) -> bool:
+    """Materialize days of assets of one grain in a process of its own; whether it succeeded.
+
+    `home` is DAGSTER_HOME of the process.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, str(days), json.dumps(dict(tags)), *assets],
+        env={**os.environ, "DAGSTER_HOME": home},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        status = condense_log(process.stdout, out)
+    return status is Status.FINE and process.returncode == 0
+
+
+def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> bool:
+    """Materialize days of assets in this process; whether it succeeded."""
+    import dagster as dg
+
+    from backfill_assets.calendar.partitions import Grain, Window
+    from backfill_assets.dagster_ext.internals import ReconstructableRepository
+
+    repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
+    definition = repository.get_definition()
+    keys = [dg.AssetKey(name) for name in assets]
+    grain = Grain.from_partitions_def(definition.asset_graph.get(keys[0]).partitions_def)
+    job = definition.get_implicit_job_def_for_assets(keys)
+    assert job is not None
+    with dg.DagsterInstance.get() as instance:
+        result = dg.execute_job(
+            repository.get_reconstructable_job(job.name),
+            instance=instance,
+            asset_selection=keys,
+            tags={**tags, **grain.run_tags(Window.parse(text))},
+        )
+    return result.success
+
+
+if __name__ == "__main__":
+    sys.exit(not _materialize(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]))

@@ -1,8 +1,11 @@
-"""Dagster's event log: SQLite without waits, events in batches, and pruning of old runs.
+"""Dagster's storage: SQLite without waits, events in batches, runs with gaps, and pruning.
 
 Pruning: Dagster can only delete a run with all of its events, and with them the latest state of the
 days that the run published: the UI would show them as missing. Here the latest events of each day,
 table and check stay, however old they are.
+
+Runs: Dagster expects all days of a run's range, and shows those that were not built as failed. Here
+it expects the days that the run's tag has.
 
 Storage: Dagster's SQLite storage creates its tables in whichever process comes first, and two at
 once corrupt them or fail. For each event of a day or check it opens, syncs and closes up to three
@@ -16,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +28,7 @@ import sqlalchemy as db
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
+from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubset
 from dagster._core.events import ASSET_EVENTS
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
@@ -41,14 +45,18 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import (
     SQLITE_BUSY_TIMEOUT_SECONDS,
     SqliteEventLogStorage,
 )
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
 from dagster._core.storage.schedules.sqlite.sqlite_schedule_storage import SqliteScheduleStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._core.storage.tags import BACKFILL_ID_TAG
+from dagster._record import copy
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
+
+from backfill_assets.calendar.partitions import DaySet, days_of_run
 
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
@@ -340,6 +348,23 @@ def _store_checks(index: Connection, run_id: str, stored: Sequence[_StoredEvent]
         index.execute(update, changes)
 
 
+class RunStorageWithGaps(SqlRunStorage):
+    """Run storage that has exactly the days of a run, also if they have gaps."""
+
+    def add_run(self, dagster_run: dg.DagsterRun) -> dg.DagsterRun:
+        """Add a run; Dagster plans the materializations of the days that the result has."""
+        subset, days = dagster_run.partitions_subset, days_of_run(dagster_run.tags)
+        if isinstance(subset, TimeWindowPartitionsSubset) and isinstance(days, DaySet):
+            keys = [key for key in subset.get_partition_keys() if date.fromisoformat(key) in days]
+            planned = subset.partitions_def.subset_with_partition_keys(keys)
+            dagster_run = copy(dagster_run, partitions_subset=planned.to_serializable_subset())
+        return super().add_run(dagster_run)
+
+
+class LocalRunStorage(RunStorageWithGaps, SqliteRunStorage):
+    """The runs of `LocalStorage`."""
+
+
 #: Databases that stay open: the index of all runs, and those of the most recent runs.
 _OPEN = 16
 _CONFIG = {"base_dir": dg.Field(dg.StringSource, is_required=False)}
@@ -476,7 +501,7 @@ class LocalStorage(DagsterSqliteStorage):
         with _lock_folder(Path(base_dir)):
             history = Path(base_dir, "history")
             self.base_dir = base_dir
-            self._run_storage = SqliteRunStorage.from_local(str(history))
+            self._run_storage = LocalRunStorage.from_local(str(history))
             self._event_log_storage = LocalEventLog(str(history / "runs"))
             self._schedule_storage = SqliteScheduleStorage.from_local(
                 str(Path(base_dir, "schedules"))

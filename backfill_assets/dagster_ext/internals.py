@@ -38,11 +38,8 @@ from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.runs import InMemoryRunStorage, SqliteRunStorage
 from dagster._core.storage.tags import (
-    ASSET_PARTITION_RANGE_END_TAG,
-    ASSET_PARTITION_RANGE_START_TAG,
     AUTO_RETRY_RUN_ID_TAG,
     BACKFILL_ID_TAG,
-    PARTITION_NAME_TAG,
     RETRY_NUMBER_TAG,
     RUN_KEY_TAG,
     SCHEDULE_NAME_TAG,
@@ -55,13 +52,10 @@ from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from dagster._serdes import ConfigurableClassData
 
 __all__ = [
-    "ASSET_PARTITION_RANGE_END_TAG",
-    "ASSET_PARTITION_RANGE_START_TAG",
     "AUTO_RETRY_RUN_ID_TAG",
     "BACKFILL_ID_TAG",
     "BULK_ACTION_TERMINAL_STATUSES",
     "FINISHED_STATUSES",
-    "PARTITION_NAME_TAG",
     "RETRY_NUMBER_TAG",
     "RUN_KEY_TAG",
     "SCHEDULE_NAME_TAG",

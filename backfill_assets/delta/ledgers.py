@@ -91,6 +91,14 @@ class Ledger:
         return {day: record.for_day(day) for day, record in by_day.items()}
 
     @cached_property
+    def failed_days(self) -> set[date]:
+        """The days that the last commit about them could not publish."""
+        failed: set[date] = set()
+        for record in self.records:
+            failed = (failed - record.days.keys()) | record.failed_days.keys()
+        return failed
+
+    @cached_property
     def on_hold(self) -> Mapping[date, str]:
         """By day on hold and not published since, the input fingerprint that a person rejected."""
         holds: dict[date, str] = {}

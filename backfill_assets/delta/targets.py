@@ -13,7 +13,7 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 from pydantic import BaseModel, Field, ValidationError
 
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.delta import delta_rs
 from backfill_assets.delta.commit_log import CommitLog, added_files, shallow_clone
 from backfill_assets.delta.delta_rs import load_log
@@ -342,7 +342,7 @@ def new_target(
     return ShadowTarget(
         name=name,
         tables=tables,
-        asked=(str(requested_days),),
+        asked=tuple(to_ranges(requested_days)),
         newest=newest is not None and newest < requested_days.end,
         pins={table_name: ledger.version for table_name, ledger in ledgers.items()},
         made=time.time(),

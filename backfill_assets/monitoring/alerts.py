@@ -22,7 +22,7 @@ import dagster as dg
 import requests
 
 from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG
-from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.calendar.partitions import Window, days_of_run, to_windows
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.supervisor import find_ui_url
@@ -293,12 +293,8 @@ def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
     """Return the message of a failed run: partitions, assets, origin, failure reason and link."""
     tags = run.tags
     head = f"*{run.job_name}*: run failed"
-    first = tags.get(internals.ASSET_PARTITION_RANGE_START_TAG) or tags.get(
-        internals.PARTITION_NAME_TAG
-    )
-    last = tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, first)
-    if first:
-        head += f" for {first}" if first == last else f" for {first}...{last}"
+    if days := days_of_run(tags):
+        head += f" for {', '.join(_limit_texts(MAX_PLACES, str(days).split(', ')))}"
     if run.asset_selection:
         names = sorted(key.to_user_string() for key in run.asset_selection)
         head += f" of {', '.join(_limit_texts(MAX_PLACES, names))}"

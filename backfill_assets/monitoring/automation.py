@@ -300,7 +300,7 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
 
 
 #: The job of the tables of a grain.
-_JOB_NAMES = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}
+_JOB_NAMES = {grain: grain.name.lower() for grain in Grain}
 
 
 @dataclass(frozen=True)
@@ -351,19 +351,24 @@ def _build_jobs(monitor: Monitor) -> Iterator[Any]:
 def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPolicy | None:
     """Return Dagster's own freshness: a materialization between midnight and the deadline.
 
-    For a weekly table, on the weekday on which a week is first published. It looks at the last
-    materialization, whichever day that was of: the check `days` looks at every day. None for a
-    calendar with an end, after which nothing is ever fresh.
+    For a table by week or month, on the day on which a partition is first published. It looks at
+    the last materialization, whichever day that was of: the check `days` looks at every day. None
+    for a calendar with an end, after which nothing is ever fresh, and for months that are first
+    published after the 28th.
 
     `policy` is that of the table, or of the deployment for assets without days.
     """
     if deployment.settings.end is not None:
         return None
     deadline = time.fromisoformat(deployment.settings.deadline)
-    # With a lag of 1 that is Monday, which cron calls 1.
-    weekday = policy.lag_days % 7 if policy.grain is Grain.WEEKLY else "*"
+    grain, lag = policy.grain, policy.lag_days
+    if grain is Grain.MONTHLY and lag > 28:
+        return None
+    day_of_month = lag if grain is Grain.MONTHLY else "*"
+    # A week that begins on Monday is over on Monday, which cron calls 1, with a lag of 1.
+    weekday = "*" if grain.first_weekday is None else (grain.first_weekday + lag) % 7
     return dg.FreshnessPolicy.cron(
-        deadline_cron=f"{deadline.minute} {deadline.hour} * * {weekday}",
+        deadline_cron=f"{deadline.minute} {deadline.hour} {day_of_month} * {weekday}",
         lower_bound_delta=_since_midnight(deadline, deployment.settings.zone),
         timezone=deployment.settings.timezone,
     )
@@ -394,11 +399,11 @@ def _run_request(
         run_key=_run_key(request, night),
         job_name=_JOB_NAMES[_request_cadence(monitor, request)],
         asset_selection=[
-            AssetKey(name) for name in next_runs.assets_of(request, monitor.deployment.tables)
+            AssetKey(name)
+            for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
         ],
         tags={
-            "dagster/asset_partition_range_start": str(request.window.start),
-            "dagster/asset_partition_range_end": str(request.window.end - DAY),
+            **_request_cadence(monitor, request).run_tags(request.window),
             # Before backfills in the queue, which have no priority.
             "dagster/priority": "1",
             next_runs.BATCH_TAG: kind,
@@ -416,7 +421,7 @@ def _run_key(request: next_runs.Request, night: date) -> str:
 
 
 def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
-    """Build the schedule of the daily tables; the sensor launches the job of weekly ones."""
+    """Build the schedule of the daily tables; the sensor launches the jobs of the others."""
     hour, minute = monitor.deployment.settings.nightly_at.split(":")
 
     @dg.schedule(
@@ -446,7 +451,7 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         yield from (_run_request(monitor, request, kind, today) for request in daily)
         if requests and not daily:
             # A schedule has one job.
-            yield dg.SkipReason("tables by week are left to the sensor touched_days")
+            yield dg.SkipReason("tables by week or month are left to the sensor touched_days")
         elif not requests:
             yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
 
@@ -476,7 +481,7 @@ def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinitio
 
 
 def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
-    """Build the sensor that rebuilds open days, daily and weekly, after an input's commit."""
+    """Build the sensor that rebuilds open days, weeks and months after an input's commit."""
 
     @dg.sensor(
         name="touched_days",

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from functools import cache
+from types import MappingProxyType
 
 import dagster as dg
 
+from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.backfills.stages import RECONCILE_JOB
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
@@ -31,32 +33,34 @@ from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 
-#: The most runs of one batch; the parts of a range that was cut for its length count as one.
+#: The most runs of one batch; those of the same tables count as one.
 BATCH_SIZE = 5
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run to launch: a gapless range of days of some tables.
+    """A run to launch: days of some tables, of one grain.
 
     Attributes:
         tables: names of the tables to build.
         window: the days.
         key: identifies the purpose: the same days for the same inputs have the same key.
-        uncut_range: the range that `window` is a part of, if runs are limited in days.
     """
 
     tables: tuple[str, ...]
     window: Window
     key: str
-    uncut_range: Window | None = None
 
 
 #: Whether a run may include a day of a table that need not be built, without changing it.
-GapRule = Callable[[str, date], bool]
+InclusionRule = Callable[[str, date], bool]
 
 
-def _fill_no_gap(_table: str, _day: date) -> bool:
+#: Days by the name of a table.
+DaysByTable = Mapping[str, Container[date]]
+
+
+def _include_nothing(_table: str, _day: date) -> bool:
     return False
 
 
@@ -64,17 +68,18 @@ def load_requests(
     unloaded: Mapping[str, UnloadedDays],
     graph: Graph,
     per_run: int,
-    may_fill_gap: GapRule = _fill_no_gap,
+    failed_days: DaysByTable = MappingProxyType({}),
 ) -> list[Request]:
     """Return the runs that load what has landed, with all tables by log day that follow.
 
-    `per_run` is the most days of a run.
+    `per_run` is the most days of a run; `failed_days` are those that the last run of them could not
+    publish, which do not share a run with others.
     """
     groups = {
         graph.loaded_with(log): dict(unloaded_days.days_to_load)
         for log, unloaded_days in unloaded.items()
     }
-    return _drop_waiting_parts(_build_requests(groups, per_run, may_fill_gap), graph)
+    return _drop_waiting_parts(_build_requests(groups, graph, per_run, failed_days), graph)
 
 
 def _writer_will_build(
@@ -95,15 +100,15 @@ def rebuild_requests(
     graph: Graph,
     per_run: int,
     waiting_tables: Mapping[str, Container[str]] | None = None,
-    may_fill_gap: GapRule = _fill_no_gap,
+    may_include: InclusionRule = _include_nothing,
+    failed_days: DaysByTable = MappingProxyType({}),
 ) -> list[Request]:
-    """Return the runs that bring the open days up to date, in ascending order of their ranges.
+    """Return the runs that bring the open days up to date, in ascending order of their days.
 
-    `per_run` is the most days of a run. `waiting_tables` has, by id of an unfinished run or
-    backfill, the tables that it will still build if it has changed one of their inputs.
+    `per_run` and `failed_days` are as in `load_requests`. `waiting_tables` has, by id of an
+    unfinished run or backfill, the tables that it will still build if it has changed one of their
+    inputs.
     """
-    may_fill_gap = _allow_days_within_weeks(may_fill_gap, graph)
-
     tokens: dict[tuple[date, str], str] = {}
     for table in (*graph.by_log_day, *graph.by_event_day):
         for day, reason in stale.open.get(table, {}).items():
@@ -124,12 +129,12 @@ def rebuild_requests(
             )
         for day, tables in tables_by_day.items():
             allowed_tables = [
-                table for table in chain if table in tables or may_fill_gap(table, day)
+                table for table in chain if table in tables or may_include(table, day)
             ]
             build = _widest_build(tables, tables_by_day.values(), allowed_tables)
             token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
-    return _drop_waiting_parts(_build_requests(groups, per_run, may_fill_gap), graph)
+    return _drop_waiting_parts(_build_requests(groups, graph, per_run, failed_days), graph)
 
 
 def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
@@ -139,29 +144,18 @@ def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
             yield [name for name in tables if graph.tables[name].grain is cadence], together
 
 
-def _allow_days_within_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
-    """Also allow days on which no partition begins, such as those within a week."""
-
-    def may_fill(table: str, day: date) -> bool:
-        return graph.tables[table].grain.first_day(day) != day or may_fill_gap(table, day)
-
-    return may_fill
-
-
 def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
-    """Keep only the first part of a cut range if one of its tables is stateful.
+    """Drop runs of a stateful table whose first day follows the last one of another run.
 
-    Stateful days cannot be built by parallel runs. The other parts are still stale after the first
-    run.
+    Stateful days cannot be built by parallel runs. The later days are still stale after that run.
     """
     runnable: list[Request] = []
-    begun: set[tuple[tuple[str, ...], Window | None]] = set()
+    ends: dict[tuple[str, ...], date] = {}
     for request in requests:
-        uncut = (request.tables, request.uncut_range)
-        if uncut in begun and any(carries_state(graph.tables[name]) for name in request.tables):
-            continue
-        begun.add(uncut)
-        runnable.append(request)
+        is_stateful = any(carries_state(graph.tables[name]) for name in request.tables)
+        if not (is_stateful and ends.get(request.tables) == request.window.start):
+            runnable.append(request)
+        ends[request.tables] = request.window.end
     return runnable
 
 
@@ -178,13 +172,9 @@ def _with_followers(
 
 
 def first_batch(requests: Sequence[Request], limit: int = BATCH_SIZE) -> list[Request]:
-    """Return the first requests, as many as one batch allows.
-
-    The parts of a range that was cut for its length count as one.
-    """
-    uncut_ranges = dict.fromkeys((request.tables, request.uncut_range) for request in requests)
-    first = set(list(uncut_ranges)[:limit])
-    return [request for request in requests if (request.tables, request.uncut_range) in first]
+    """Return the first requests, as many as one batch allows; those of the same tables are one."""
+    first = [*dict.fromkeys(request.tables for request in requests)][:limit]
+    return [request for request in requests if request.tables in first]
 
 
 def _widest_build(
@@ -195,47 +185,32 @@ def _widest_build(
 
 
 def _build_requests(
-    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int, may_fill_gap: GapRule
+    groups: Mapping[tuple[str, ...], Mapping[date, str]],
+    graph: Graph,
+    per_run: int,
+    failed_days: DaysByTable,
 ) -> list[Request]:
-    """Return the requests of each group of tables, in windows of at most `per_run` days.
+    """Return the requests of each group of tables, of at most `per_run` days.
 
     `groups` has, by tables that one run builds, a token of the inputs of each day. The run key has
-    them: a request that failed is made again if an input changes, or the next night.
+    them: a request that failed is made again if an input changes, or the next night. Days that
+    failed have requests of their own, so that new days do not change their key; not those of a
+    stateful table, whose days are built one upon the other.
     """
     requests = []
-    for tables, days in groups.items():
-        for uncut_range in _merge_ranges(days, tables, may_fill_gap):
-            for part in _split_days([day for day in sorted(days) if day in uncut_range], per_run):
-                tokens = sorted({days[day] for day in part if day in days})
-                inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
-                key = f"{'+'.join(tables)}:{part}:{inputs}"
-                requests.append(Request(tables, part, key, uncut_range))
+    for tables, tokens in groups.items():
+        split_into_runs = graph.tables[tables[0]].grain.split_into_runs
+        failed = {day for day in tokens if any(day in failed_days.get(t, ()) for t in tables)}
+        if any(carries_state(graph.tables[name]) for name in tables):
+            failed = set()
+        for part in (tokens.keys() - failed, failed):
+            for days in split_into_runs(part, per_run):
+                inputs = str(days), sorted({tokens[day] for day in days if day in tokens})
+                digest = hashlib.sha256(repr(inputs).encode()).hexdigest()[:12]
+                first_to_last = Window(days.start, days.end)
+                key = f"{'+'.join(tables)}:{first_to_last}:{digest}"
+                requests.append(Request(tables, days, key))
     return sorted(requests, key=lambda request: (request.window.start, -len(request.tables)))
-
-
-def _merge_ranges(
-    days: Iterable[date], tables: Sequence[str], may_fill_gap: GapRule
-) -> list[Window]:
-    """Return the fewest windows that hold these days, joined where all tables may fill the gap."""
-    merged: list[Window] = []
-    for window in to_windows(days):
-        gap = Window(merged[-1].end, window.start) if merged else ()
-        if merged and all(may_fill_gap(table, day) for day in gap for table in tables):
-            merged[-1] = Window(merged[-1].start, window.end)
-        else:
-            merged.append(window)
-    return merged
-
-
-def _split_days(days: Sequence[date], max_days: int) -> list[Window]:
-    """Return the fewest windows of at most `max_days` days that hold these sorted days."""
-    parts: list[Window] = []
-    for day in days:
-        if parts and len(Window(parts[-1].start, day)) < max_days:
-            parts[-1] = Window(parts[-1].start, day + DAY)
-        else:
-            parts.append(Window(day, day + DAY))
-    return parts
 
 
 #: The tag of a run of a batch: `load` or `rebuild`. The queue runs one load at a time.
@@ -277,30 +252,9 @@ class RunPlanner:
     def plan_loads(self, today: date) -> list[Request]:
         """Return the runs that load what has landed, in ascending order of their days."""
         ledgers, unloaded = self._read_unloaded(today)
-        graph = self._fed_graph(today)
-
-        @cache
-        def unchanged_days(log: str) -> set[date]:
-            """Return the days that are current in all landed tables of a raw log."""
-            return set.intersection(
-                *(
-                    _unchanged_days(
-                        ledger,
-                        unloaded[log].fingerprints,
-                        self._code.table_version(name),
-                        self.deployment.config_digests[name],
-                    )
-                    for name, ledger in ledgers.items()
-                    if log in self.deployment.graph.source_logs(name)
-                )
-            )
-
-        def may_fill_gap(table: str, day: date) -> bool:
-            logs = self.deployment.graph.source_logs(table)
-            return all(day in unchanged_days(log) for log in logs)
-
+        per_run = self.deployment.settings.partitions_per_run
         return load_requests(
-            unloaded, graph, self.deployment.settings.partitions_per_run, may_fill_gap
+            unloaded, self._fed_graph(today), per_run, _failed_days_by_table(ledgers)
         )
 
     def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
@@ -343,7 +297,7 @@ class RunPlanner:
         stale = find_stale_days(ledgers, self.deployment.policy, today)
         if not any(stale.open.values()):
             return []
-        may_fill_gap = make_gap_rule(
+        may_include = make_inclusion_rule(
             ledgers,
             stale,
             self.deployment.policy,
@@ -351,28 +305,36 @@ class RunPlanner:
             self.deployment.config_digests,
         )
         per_run = self.deployment.settings.partitions_per_run
-        return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
+        return rebuild_requests(
+            stale,
+            self._fed_graph(today),
+            per_run,
+            in_progress,
+            may_include,
+            _failed_days_by_table(ledgers),
+        )
 
-    def materialize_command(self, request: Request) -> list[str]:
-        """Return Dagster's own command for a request."""
-        materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
-        first, last = request.window.start, request.window.end - DAY
-        selected = ",".join(assets_of(request, self.deployment.tables))
-        return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
+    def command_of(self, request: Request) -> list[str]:
+        """Return the command for a request."""
+        pages = assets_of(request.tables, self.deployment.tables)[len(request.tables) :]
+        return materialize_command(request.tables, request.window, pages)
 
     def next_batch(
         self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
     ) -> tuple[str, list[Request]]:
         """Return the next requests and their kind: loads or, if there are none, rebuilds.
 
-        All loads are returned at once, as they run one by one in the queue. Between two of their
-        ranges there is always a day that cannot be loaded.
+        All loads are returned at once, as they run one by one in the queue.
 
         `not_tried` removes requests that were made before.
         """
         if load_runs := not_tried(self.plan_loads(today)):
             return LOAD, load_runs
         return REBUILD, first_batch(not_tried(self.plan_rebuilds(today, in_progress)))
+
+
+def _failed_days_by_table(ledgers: Ledgers) -> DaysByTable:
+    return {name: ledger.failed_days for name, ledger in ledgers.items()}
 
 
 def unloaded_by_log(
@@ -407,9 +369,9 @@ def _unchanged_days(
     }
 
 
-def make_gap_rule(
+def make_inclusion_rule(
     ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
-) -> GapRule:
+) -> InclusionRule:
     """Return a rule that allows published days with current settings and unchanged inputs.
 
     Computing such a day again changes no row; if its code has not changed either, it is not even
@@ -432,7 +394,7 @@ def make_gap_rule(
             ledgers[table], fingerprints, code.table_version(table), configs[table]
         )
 
-    def may_fill_gap(table: str, day: date) -> bool:
+    def may_include(table: str, day: date) -> bool:
         """Return whether a run that includes this day would leave its rows unchanged."""
         if day not in published_days(table) or day in protected_days(table):
             return False
@@ -442,15 +404,12 @@ def make_gap_rule(
             and ledger.latest[day].made_under(day) == configs[table]
         )
 
-    return may_fill_gap
+    return may_include
 
 
-def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
-    """Return the assets that a request's run selects: the tables, and their pages."""
-    return [
-        *request.tables,
-        *(page for name in request.tables for page in tables[name].page_assets),
-    ]
+def assets_of(names: Sequence[str], tables: Mapping[str, Table]) -> list[str]:
+    """Return the assets that a run of tables selects: the tables, and their pages."""
+    return [*names, *(page for name in names for page in tables[name].page_assets)]
 
 
 @dataclass

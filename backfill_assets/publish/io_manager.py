@@ -18,7 +18,12 @@ from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
-from backfill_assets.calendar.partitions import DaySet, Grain, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import (
+    Grain,
+    any_window_condition,
+    partitions_of_run,
+    to_windows,
+)
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.publish import publisher
@@ -133,7 +138,7 @@ class DeltaIOManager(publisher.Publisher):
             raise TypeError(f"{context.asset_key}: an asset hands over Candidates, not {type(obj)}")
         step, name = context.step_context, context.asset_key.path[-1]
         run_id = step.dagster_run.run_id
-        days = DaySet.from_days(map(date.fromisoformat, context.asset_partition_keys))
+        days = partitions_of_run(context.asset_partition_keys, step.dagster_run.tags)
         outcome_counts: Counter[str] = Counter()
         failed: dict[date, str] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
@@ -280,7 +285,7 @@ def _build_asset_table(spec: dg.AssetSpec) -> Table:
         kind = type(partitions).__name__ if partitions else "no partitions"
         raise DeclarationError(
             f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. {WHOLE_DAYS}. A "
-            "table by week is declared by a function, with Reads(TABLE, WEEK)"
+            "table by week or month is declared by a function, with Reads(TABLE, WEEK) or MONTH"
         )
     table = Table(name, model)
     if wrong := [*wrong_drifts(table), *wrong_skews(table), *wrong_names(table)]:
@@ -345,7 +350,7 @@ class DataFrameIOManager(DeltaIOManager):
         if not context.has_asset_partitions:
             return source.all_rows
         self._inputs_by_step.setdefault(_step_key(context.step_context), []).append(source)
-        return source.read_days(table.grain.one_range(context.asset_partition_keys))
+        return source.read_days([*map(date.fromisoformat, context.asset_partition_keys)])
 
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Iterator[Candidate] | DataFrame
@@ -380,20 +385,19 @@ class DataFrameIOManager(DeltaIOManager):
         """Yield the rows of an ordinary asset, without the days that lack an input.
 
         All days have an empty fingerprint, so that none is skipped as current. Rows outside of the
-        run are refused by the audit.
+        run's range are refused by the audit.
         """
         watch_session(rows.sparkSession)  # the asset had it before the publisher asks for it
         run = context.step_context.dagster_run
-        window = table.grain.one_range(context.asset_partition_keys)
+        window = partitions_of_run(context.asset_partition_keys, run.tags)
         request = self.request_for_run(table, run.run_id, run.tags, window)
         plan = self.plan_days(
             request, self.ledger(table), sources, dict.fromkeys(request.window, "")
         )
         computed = None
         if plan.reasons:
-            other_days = any_window_condition(
-                to_windows({*request.window} - plan.reasons.keys()), table.partition
-            )
+            days = {*map(date.fromisoformat, context.asset_partition_keys)} - plan.reasons.keys()
+            other_days = any_window_condition(to_windows(days), table.partition)
             frame = rows.where(f"NOT ({other_days})") if other_days else rows
             computed = ComputedDays(frame, {}, scattered=True)
         yield Candidate(plan, computed)

@@ -1,7 +1,6 @@
 """Types of a publication: tags of the run, request, plan, computed days, candidate, results."""
 
 import enum
-import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -37,8 +36,8 @@ CALLS_TAG = "backfill_assets/calls"
 REASON_TAG = "backfill_assets/reason"
 #: The code and the settings that a backfill was planned with, see `format_code_pin`.
 CODE_TAG = "backfill_assets/code"
-#: Environment variable of runs of `backfill-assets night --run`: Dagster's command takes no tags.
-NIGHT_VARIABLE = "_BACKFILL_ASSETS_NIGHT"
+#: A tag of runs of `backfill-assets night --run`.
+NIGHT_TAG = "backfill_assets/night"
 #: `launched_by` of such a run: not a person, so it writes no day on hold and may use a full quota.
 NIGHT = "command night"
 
@@ -54,7 +53,7 @@ def launched_by(tags: Mapping[str, str]) -> str:
     for kind in ("schedule", "sensor"):
         if name := tags.get(f"dagster/{kind}_name"):
             return f"{kind} {name}"
-    return NIGHT if NIGHT_VARIABLE in os.environ else PERSON
+    return NIGHT if NIGHT_TAG in tags else PERSON
 
 
 def format_code_pin(code_version: str, config_digest: str) -> str:

@@ -18,15 +18,13 @@ import msgspec
 from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.backfills.forecast import DayForecast, forecast_days
-from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.backfills.planner import days_by_table, split_runs
 from backfill_assets.calendar.partitions import (
     DAY,
     Window,
     format_ranges,
-    split_into_run_windows,
     to_ranges,
 )
-from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
@@ -42,7 +40,7 @@ from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outc
 from backfill_assets.staleness.input_digest import SwitchedLedger, input_digests
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.derived import Current, carries_state
+from backfill_assets.tables.derived import Current
 from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.table import Table
 
@@ -273,8 +271,7 @@ def build_stages(
                 resources=resources,
                 tags={
                     REASON_TAG: request.reason or target.reason,
-                    "dagster/asset_partition_range_start": str(days.start),
-                    "dagster/asset_partition_range_end": str(days.end - DAY),
+                    **deployment.tables[selection[0]].grain.run_tags(days),
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 raise_on_error=False,
@@ -293,7 +290,7 @@ def build_stages(
         for name, window in request.split_stages():
             reported, failures = len(destination.results), list[str]()
             days = days_of_target(deployment, graph, target, window)
-            for names, windows in _split_runs(deployment, days):
+            for names, windows in split_runs(deployment, days):
                 for run_failures in map_runs(partial(build_run, home, names), windows):
                     failures.extend(run_failures)
             if targets.load_target(deployment, target.name).generation != target.generation:
@@ -324,45 +321,6 @@ def _missed_days(
         for name, by_day in failed.items()
     }
     return {name: by_day for name, by_day in missed.items() if by_day}
-
-
-def _split_runs(
-    deployment: Deployment, days: Mapping[str, Sequence[date]]
-) -> Iterator[tuple[list[str], list[Window]]]:
-    """Tables with the same days, inputs first, and the ranges of runs that may run at a time."""
-    groups: list[tuple[Sequence[date], list[str]]] = []
-    for name, table_days in days.items():
-        cadence = deployment.tables[name].grain
-        last = groups[-1] if groups else None
-        # Runs of a group may run at the same time: none reads days of another run.
-        other_days = {
-            dependency.source.name
-            for dependency in deployment.graph.inputs[name]
-            if dependency.reach != SAME_DAY
-        }
-        if (
-            last
-            and last[0] == table_days
-            and deployment.tables[last[1][0]].grain is cadence
-            and other_days.isdisjoint(last[1])
-        ):
-            last[1].append(name)
-        else:
-            groups.append((table_days, [name]))
-    for table_days, names in groups:
-        windows = [
-            run
-            for window in deployment.tables[names[0]].grain.gapless_ranges(table_days)
-            for run in split_into_run_windows(
-                [day for day in sorted(table_days) if day in window],
-                deployment.settings.partitions_per_run,
-            )
-        ]
-        if any(carries_state(deployment.tables[name]) for name in names):
-            # Each is built from the one before.
-            yield from ((names, [window]) for window in windows)
-        else:
-            yield names, windows
 
 
 def _stage_result(

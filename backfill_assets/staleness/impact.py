@@ -246,7 +246,7 @@ class LogChange:
     ) -> tuple[set[date], set[date]]:
         """Return, of the log days whose state may have changed, those settled before and after."""
         known = {**loaded_manifests(log), **loaded}
-        around = partitions.Window(min(loaded), max(loaded) + partitions.DAY).widen_by(
+        around = partitions.DaySet.from_days(loaded).widen_by(
             before=self.policy.window_days, after=self.policy.window_days
         )
         # Also all unsettled days: what they waited for may have come.

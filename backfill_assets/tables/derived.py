@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
-from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach, RecordedReach
+from backfill_assets.calendar.reach import SAME_DAY, GrainReach, Reach, RecordedReach
 from backfill_assets.tables import arguments, sources
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.sources import Role, Source, SourceTable
@@ -59,7 +59,7 @@ class Reads:
     Attributes:
         table: the input; `SELF` is the table that is being declared.
         reach: the input days that decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)`,
-            `PREVIOUS_DAY`, or `WEEK`, which makes the table a weekly one.
+            `PREVIOUS_DAY`; or `WEEK` or `MONTH`, which make the table one by week or by month.
         as_known: only for the raw log of a source: the parameter holds the columns of its staging,
             for the event days of the reach, with each key in the greatest version that was logged
             by `for_day`. So no row became known after that day, and the rows never change.
@@ -213,10 +213,13 @@ class Derived(Table):
 
     @property
     def grain(self) -> Grain:
-        """Weekly if one of its inputs is read by week, daily otherwise."""
+        """That by which its inputs are read; daily if they are read by day."""
         others = [read for read in self.inputs_by_day.values() if read.table is not self]
-        weekly = any(read.reach == WEEK or read.table.grain is Grain.WEEKLY for read in others)
-        return Grain.WEEKLY if weekly else Grain.DAILY
+        grains = (
+            read.reach.grain if isinstance(read.reach, GrainReach) else read.table.grain
+            for read in others
+        )
+        return next((grain for grain in grains if grain is not Grain.DAILY), Grain.DAILY)
 
     @property
     def inputs_by_day(self) -> Mapping[str, Reads | Published]:

@@ -11,7 +11,13 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import pandera.pyspark as pa
 
 from backfill_assets.calendar.partitions import Grain
-from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK, Reach
+from backfill_assets.calendar.reach import (
+    PREVIOUS_DAY,
+    SAME_DAY,
+    GrainReach,
+    PartitionsReach,
+    Reach,
+)
 from backfill_assets.tables import arguments
 from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.derived import (
@@ -117,7 +123,8 @@ def _input_arguments(annotation: Any) -> list[arguments.Argument]:
             "the reach",
             annotation.reach,
             lambda value: isinstance(value, Reach),
-            "SAME_DAY, last_days(7), following_days(7), PREVIOUS_DAY or WEEK",
+            "SAME_DAY, last_days(7), following_days(7), between(-7, 30), PREVIOUS_DAY, WEEK, "
+            "week(starts='sunday'), MONTH or previous(3, MONTH)",
         ),
         arguments.Argument(
             "as_known", getattr(annotation, "as_known", False), arguments.is_bool, "True or False"
@@ -161,9 +168,9 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
                 f"{name}: {read.table.name} has a column {taken[0]}, which {parameter} has for the "
                 "days that a row counts for: give it another name"
             )
-        if read.each_row_once and (
-            read.reach in (SAME_DAY, WEEK, PREVIOUS_DAY) or read.table is SELF
-        ):
+        has_one_day = read.reach in (SAME_DAY, PREVIOUS_DAY)
+        is_by_grain = isinstance(read.reach, GrainReach | PartitionsReach)
+        if read.each_row_once and (has_one_day or is_by_grain or read.table is SELF):
             raise arguments.DeclarationError(
                 f"{name}: {parameter} has each row once in any case: each_row_once is for a reach "
                 "of several days, as last_days(n)"
@@ -439,7 +446,7 @@ def _check_table(derived: Derived) -> Derived:
     if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
         raise arguments.DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
     _check_answers(derived)
-    _check_weeks(derived)
+    _check_grain(derived)
     input_columns = {
         (read.table.name, column)
         for read in derived.reads.values()
@@ -482,16 +489,24 @@ def _check_answers(derived: Derived) -> None:
         )
 
 
-def _check_weeks(derived: Derived) -> None:
-    """Raise if an input of a weekly table does not cover exactly one week."""
-    if derived.grain is Grain.DAILY:
-        return
+def _check_grain(derived: Derived) -> None:
+    """Raise if an input of a table by week or month does not cover exactly one week or month."""
+    grain = derived.grain
     for parameter, read in derived.inputs_by_day.items():
-        weekly = read.table is derived or read.table.grain is Grain.WEEKLY
-        as_known = isinstance(read, Reads) and read.as_known
-        if as_known or read.reach != (SAME_DAY if weekly else WEEK):
+        input_grain = grain if read.table is derived else read.table.grain
+        if isinstance(read.reach, PartitionsReach):
+            fits = read.table is not derived and read.reach.grain is grain is input_grain
+        elif input_grain is grain:
+            fits = grain is Grain.DAILY or read.reach == SAME_DAY
+        else:
+            fits = input_grain is Grain.DAILY and read.reach == GrainReach(grain=grain)
+        as_known = isinstance(read, Reads) and read.as_known and grain is not Grain.DAILY
+        if as_known or not fits:
+            unit = {Grain.DAILY: "day", Grain.MONTHLY: "month"}.get(grain, "week")
+            reach = "MONTH" if grain is Grain.MONTHLY else "WEEK"
             raise arguments.DeclarationError(
-                f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of "
-                "a week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
-                "Reads(TABLE). A table by day reads tables by day"
+                f"{derived.name}: it is a table by {unit}, and {parameter} does not hold the rows "
+                f"of a {unit}; a table by week or month reads tables by day with Reads(TABLE, "
+                f"{reach}), and tables by the same week or month with Reads(TABLE) or previous(3, "
+                f"{reach}). A table by day reads tables by day, and no month is made of weeks"
             )

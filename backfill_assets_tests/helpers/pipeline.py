@@ -21,7 +21,7 @@ from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.backfills import verify
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.verify import VerifiedDay
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window, days_of_run
 from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
@@ -154,6 +154,16 @@ class Pipeline:
             e.message for e in result.all_events if e.is_failure
         ]
         return result
+
+    def run_days(
+        self, days: Iterable[date], assets: Sequence[str] = LAYERS, **more: Any
+    ) -> dg.ExecuteInProcessResult:
+        """Materialize days, with or without gaps, in one run; `more` as in `run`."""
+        tags = tables_of(self.settings)[assets[0]].grain.run_tags(days)
+        window = days_of_run(tags)
+        assert window is not None
+        tags |= more.pop("tags", {})
+        return self.run(window.start, window.end - DAY, assets, tags=tags, **more)
 
     def night(self, today: date) -> list[dg.RunRequest]:
         """What the daemon does in a night: the schedule's tick, and the sensor's until it rests."""

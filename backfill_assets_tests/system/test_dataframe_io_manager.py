@@ -1,7 +1,9 @@
 """Ordinary Dagster assets that return a DataFrame: audited and published day by day."""
 
 import warnings
+from collections.abc import Mapping
 from datetime import date, timedelta
+from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import dagster as dg
@@ -14,8 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import FACT, Reads, delta_io_manager, load_settings, table
+from backfill_assets.calendar.partitions import Grain
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.publish.io_manager import MODEL
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
@@ -117,7 +121,16 @@ class Plain:
             resources={"engine": engine, "io_manager": delta_io_manager(settings, ASSETS, engine)},
         )
 
-    def run(self, name: str, first: int, last: int, *, fails: bool = False, backfill: str = ""):
+    def run(
+        self,
+        name: str,
+        first: int,
+        last: int,
+        *,
+        fails: bool = False,
+        backfill: str = "",
+        tags: Mapping[str, str] = MappingProxyType({}),
+    ):
         job = self.defs.get_repository_def().get_implicit_global_asset_job_def()
         result = job.execute_in_process(
             instance=self.instance,
@@ -126,6 +139,7 @@ class Plain:
                 "dagster/asset_partition_range_start": str(day(first)),
                 "dagster/asset_partition_range_end": str(day(last)),
                 **({"dagster/backfill": backfill} if backfill else {}),
+                **tags,
             },
             raise_on_error=False,
         )
@@ -192,6 +206,21 @@ def test_days_are_computed_each_time_and_written_where_they_differ(plain):
     assert {d: after.content_key(d) for d in after.published_days} == {
         d: before.content_key(d) for d in before.published_days
     }
+
+
+def test_of_days_with_gaps_these_alone_are_published(plain):
+    """Although the asset returns rows of all days of the range."""
+    plain.run("page_visits", 1, 5)
+    days = {day(1), day(4), day(5)}
+    tags = Grain.DAILY.run_tags(days)
+    result = plain.run("home_visits", 1, 5, tags=tags)
+    assert plain.ledger("home_visits", Visits).published_days == days
+    checks = result.get_asset_check_evaluations()
+    assert {check.partition for check in checks} == {*map(str, days)}
+    before = plain.ledger("page_visits", Visits).records
+    plain.run("page_visits", 1, 5, tags={**tags, REWRITE_TAG: "true"})
+    assert plain.ledger("page_visits", Visits).records[-1].written_days == days
+    assert len(before) == 1
 
 
 def test_rows_outside_of_the_run_are_refused(plain):

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 
 import dagster as dg
 import msgspec
@@ -24,7 +24,7 @@ from backfill_assets.monitoring.next_runs import (
     LOAD,
     REBUILD,
     RunPlanner,
-    make_gap_rule,
+    make_inclusion_rule,
     run_night,
     tables_in_progress,
     unfinished_batch_runs,
@@ -104,7 +104,7 @@ def test_the_night_of_a_moment(hour, expected):
 # --- which days a run may take in ---------------------------------------------------------------
 
 
-def test_days_that_a_run_may_take_in():
+def test_days_that_a_run_may_include():
     """Published ones with nothing new; a final one only if it would not be computed."""
     policy = Policy(START, day(9), window_days=1, lag_days=1, corrects=True, only_touched=True)
     raw = ledger(RAW, make_raw_record(0, days((1, 3))))
@@ -119,29 +119,29 @@ def test_days_that_a_run_may_take_in():
         d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()
     }
 
-    def days_to_bridge(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
+    def included_days(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
         changed_record = msgspec.structs.replace(
             old, days={**day_records, **changed.get("made", {})}
         )
         now = ledgers(raw, ledger(STAGED, changed_record))
         waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleReason({}))})
-        ask = make_gap_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
+        ask = make_inclusion_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 
     same_versions = (old.code_version, old.config_digest)
-    assert days_to_bridge(*same_versions) == {1, 2, 3}
-    assert days_to_bridge(*same_versions, behind=days(2)) == {1, 3}
-    assert days_to_bridge("other code", same_versions[1]) == {3}, (
+    assert included_days(*same_versions) == {1, 2, 3}
+    assert included_days(*same_versions, behind=days(2)) == {1, 3}
+    assert included_days("other code", same_versions[1]) == {3}, (
         "final days would be computed by it"
     )
-    assert days_to_bridge(same_versions[0], "other settings") == set()
+    assert included_days(same_versions[0], "other settings") == set()
     # Made of something else though not behind: lines that touch other days of its window.
     odd = {
         d: msgspec.structs.replace(p, fingerprint="x")
         for d, p in day_records.items()
         if d != day(1)
     }
-    assert days_to_bridge(*same_versions, made=odd) == {1, 3}
+    assert included_days(*same_versions, made=odd) == {1, 3}
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_waves_until_it_rests(engine, spark, landed):
 
     def launch(kind, request):
         requests.append((kind, request.tables[0], str(request.window)))
-        landed.run(request.window.start, request.window.end - timedelta(days=1), request.tables)
+        landed.run_days(request.window, request.tables)
         return True
 
     def run_night_of(n: int):
@@ -224,14 +224,14 @@ def test_waves_until_it_rests(engine, spark, landed):
     assert all(len(ledgers[name].published_days) == 14 for name in TABLES)
     assert run_night_of(15).succeeded == []
 
-    # Late lines for scattered days: one run, which leaves the days between as they are.
+    # Late lines for scattered days: one run of exactly these days.
     stamp = f"{day(14)}T20:00:00Z"
     late = [order(f"late{n}", n, ingested=stamp) for n in (8, 10, 14)]
     landed.land(14, late, "late.jsonl")
     run_night_of(15)
     assert requests[0][::2] == (LOAD, "2024-01-14")
     staged = [window for _, table, window in requests if table == STAGED.name]
-    assert len(staged) == 1, requests
+    assert staged == ["2024-01-08, 2024-01-10, 2024-01-14"], requests
     assert len(requests) <= 1 + BATCH_SIZE
     assert {r["order_id"] for r in landed.rows(STAGED.name)} >= {"late8", "late10", "late14"}
 

@@ -374,6 +374,9 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
     behind = StaleDays({LTV: {day(n): reason for n in range(1, 8)}})
     (first,) = rebuild_requests(behind, graph, 3)
     assert (first.tables[0], first.window) == (LTV, Window(day(1), day(4)))
+    # Other days of it do not wait for these.
+    apart = StaleDays({LTV: {day(n): reason for n in (1, 2, 20, 21)}})
+    assert [len(request.window) for request in rebuild_requests(apart, graph, 2)] == [2, 2]
     (whole,) = rebuild_requests(behind, graph, 31)
     assert whole.window == Window(day(1), day(8))
     # Of tables without state, all at once.

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Grain, NotContiguousError, Window
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
@@ -97,12 +97,6 @@ def test_a_day_lies_in_one_week(days: set[date]) -> None:
         (monday,) = WEEK.affected_days(Window(d, d + DAY))
         assert d in WEEK.required_days(monday)
         assert [*WEEK.input_days(Window(monday, monday + DAY))] == [*WEEK.required_days(monday)]
-
-
-def test_the_weeks_of_a_run_have_no_gap() -> None:
-    assert [*WEEKLY.one_range(["2024-01-08", "2024-01-01"])] == [day(1), day(8)]
-    with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-15"):
-        WEEKLY.one_range(["2024-01-01", "2024-01-15"])
 
 
 def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(

@@ -1,0 +1,227 @@
+"""The command `materialize`: any days of tables, in one run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from backfill_assets.cli import parameters
+from backfill_assets.cli.outcomes import refuse_unknown
+from backfill_assets.cli.output import CannotRunError, Output, Status, command
+from backfill_assets.cli.runs import run_days
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.tables.table import Table
+
+
+#: Among so many runs, one is found by the first characters of its id.
+_RECENT_RUNS = 1000
+
+
+@command(
+    "materialize 2024-01-03,2024-01-09...11",
+    "materialize --failed-of aecrkdop",
+    "materialize --stale --yes",
+)
+@click.argument("partitions", type=parameters.Partitions(gaps=True), required=False)
+@parameters.select_option
+@click.option("--failed-of", metavar="BACKFILL", help="Days that it launched and did not publish.")
+@click.option("--stale", is_flag=True, help="Days behind their input, and those that read them.")
+@click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
+def materialize(
+    out: Output,
+    partitions: Window | None,
+    tables: tuple[str, ...],
+    failed_of: str | None,
+    stale: bool,
+    yes: bool,
+) -> Status:
+    """Materialize any days of tables, in one run.
+
+    PARTITIONS are days and ranges with commas between them. BACKFILL is the id of a backfill or of
+    a stage of it, or the first 8 characters of a run's. Exactly these days are built: gaps between
+    them stay as they are. Tables by week or month, or with other days, have a run of their own.
+    Needs DAGSTER_HOME. It ends with 1 if a run failed.
+    """
+    if sum(map(bool, (partitions, failed_of, stale))) != 1:
+        raise click.UsageError("give days, or --failed-of, or --stale")
+    deployment = Deployment(load_settings())
+    today = datetime.now(deployment.settings.zone).date()
+    fed_tables = deployment.graph.without_retired(today).tables
+    if retired := [name for name in tables if name not in fed_tables]:
+        raise click.UsageError(f"{', '.join(retired)} is retired, and no longer built")
+    chosen = {name: fed_tables[name] for name in tables or fed_tables}
+    tags: Mapping[str, str] = {}
+    with parameters.open_instance() as dagster:
+        if partitions:
+            days_by_table = _find_partitions(out, deployment, chosen, partitions)
+        else:
+            if failed_of:
+                days_by_table, tags = _find_unpublished(deployment, dagster, failed_of, chosen)
+            else:
+                days_by_table = _find_stale(deployment, chosen, today)
+            if not yes:
+                words = ["--failed-of", failed_of] if failed_of else ["--stale"]
+                select = ["--select", ",".join(tables)] if tables else []
+                _confirm_final_days(deployment, days_by_table, [*words, *select])
+        home, status, built = dagster.root_directory, Status.FINE, set[tuple[str, date]]()
+        if not any(days_by_table.values()):
+            out.print_text("There is nothing to build.")
+        while any(days_by_table.values()):
+            status = max(status, _run_tables(out, deployment, home, days_by_table, tags))
+            built |= {(name, day) for name, days in days_by_table.items() for day in days}
+            # Days that were never published follow from those that are there now.
+            days_by_table = {
+                name: [day for day in days if (name, day) not in built]
+                for name, days in (_find_stale(deployment, chosen, today) if stale else {}).items()
+            }
+        return status
+
+
+def _run_tables(
+    out: Output,
+    deployment: Deployment,
+    home: str,
+    days_by_table: Mapping[str, Sequence[date]],
+    tags: Mapping[str, str],
+) -> Status:
+    """Materialize days of tables, inputs first, in as few runs as possible.
+
+    After a run that failed, no table that reads one of its tables is built: its days would have the
+    older rows.
+    """
+    from backfill_assets.backfills.planner import split_runs
+    from backfill_assets.monitoring.next_runs import assets_of
+    from backfill_assets.tables.derived import carries_state
+
+    failed_tables: set[str] = set()
+    for names, windows in split_runs(deployment, days_by_table):
+        upstream = {table for name in names for table in deployment.graph.upstream_tables(name)}
+        upstream |= {name for name in names if carries_state(deployment.tables[name])}
+        for window in windows:
+            if waits_for := sorted(upstream & failed_tables):
+                out.print_text(
+                    f"Left     {', '.join(names)} [{window}], as {', '.join(waits_for)} failed"
+                )
+                continue
+            out.print_note(f"Building {', '.join(names)} for {window} ...")
+            if not run_days(out, home, assets_of(names, deployment.tables), window, tags):
+                failed_tables.update(names)
+    if failed_tables:
+        out.print_text("FAILED   see above; the days that passed are published")
+        return Status.FINDING
+    return Status.FINE
+
+
+def _find_partitions(
+    out: Output, deployment: Deployment, tables: Mapping[str, Table], window: Window
+) -> dict[str, list[date]]:
+    """The partitions of each table that contain some days, as far as Dagster has them."""
+    days_by_table = {}
+    for name, table in tables.items():
+        exists = table.grain.partitions_def(deployment.settings).has_partition_key
+        partitions = table.grain.partitions_of(window)
+        days_by_table[name] = [day for day in partitions if exists(str(day))]
+        if missing := [str(day) for day in partitions if not exists(str(day))]:
+            out.print_note(
+                f"Left     {name} [{', '.join(missing)}], which is not over, or before the start"
+            )
+    return days_by_table
+
+
+def _find_unpublished(
+    deployment: Deployment, dagster: dg.DagsterInstance, name: str, tables: Mapping[str, Table]
+) -> tuple[dict[str, list[date]], dict[str, str]]:
+    """The days that a backfill or a run was to publish and did not, and the tags of its runs.
+
+    Of a planned backfill, those of the stages that were launched.
+
+    Raises:
+        BackfillRefusedError: the backfill is active, or its plan cannot be read.
+        CannotRunError: the run has not ended.
+    """
+    from backfill_assets.assets.backfill_jobs import find_requested_days
+    from backfill_assets.backfills import state_store
+    from backfill_assets.backfills.stages import PARALLEL_TAG, launched_stages
+    from backfill_assets.calendar.partitions import DAYS_TAG
+    from backfill_assets.delta.ledger_reader import read_ledgers
+    from backfill_assets.monitoring.next_runs import BATCH_TAG
+    from backfill_assets.publish.types import CODE_TAG, NIGHT_TAG
+
+    # A run that published nothing is known to Dagster alone.
+    runs = [run for run in dagster.get_runs(limit=_RECENT_RUNS) if run.run_id.startswith(name)]
+    if len(runs) == 1 and len(name) == 8:
+        name = runs[0].run_id
+    if unfinished := [run.run_id[:8] for run in runs if not run.is_finished]:
+        raise CannotRunError(f"run {', '.join(unfinished)} has not ended: wait for it, or end it")
+    refuse_unknown(deployment, dagster, name)
+    state_store.refuse_active(dagster, name)
+    names = [name]
+    if name in state_store.list_ids(dagster):
+        plan = state_store.load(dagster, name).plan
+        names = [stage.backfill_id for _, stage in launched_stages(dagster, plan)]
+    graph, ledgers = parameters.asset_graph(deployment.settings), read_ledgers(deployment)
+    unpublished, tags = set[tuple[str, date]](), dict[str, str]()
+    for stage in names:
+        requested, _, _ = find_requested_days(graph, dagster, ledgers, stage)
+        unpublished |= requested.unpublished.keys()
+        tags |= requested.tags
+    # The mended days may need other code; the others are about how these runs came about.
+    for tag in (CODE_TAG, DAYS_TAG, BATCH_TAG, NIGHT_TAG, PARALLEL_TAG):
+        tags.pop(tag, None)
+    days_by_table = {
+        table: sorted(day for other, day in unpublished if other == table) for table in tables
+    }
+    return days_by_table, tags
+
+
+def _find_stale(
+    deployment: Deployment, tables: Mapping[str, Table], today: date
+) -> dict[str, list[date]]:
+    """The days behind their inputs, and those that read them, without days on hold, by table."""
+    from backfill_assets.delta.ledger_reader import read_ledgers
+    from backfill_assets.staleness.stale import dependent_days, find_stale_days
+
+    ledgers = read_ledgers(deployment)
+    graph = deployment.graph.without_retired(today)
+    stale = find_stale_days(ledgers, deployment.policy, today)
+    stale_days = {name: stale.all_days(name) for name in graph.tables}
+    dependent = dependent_days(graph, ledgers, stale_days)
+    return {
+        name: sorted(dependent.get(name, set()) - (ledgers[name].on_hold.keys() - stale_days[name]))
+        for name in tables
+    }
+
+
+def _confirm_final_days(
+    deployment: Deployment, days_by_table: Mapping[str, Sequence[date]], arguments: Sequence[str]
+) -> None:
+    """Ask before final days are rewritten; `arguments` are those of the command.
+
+    Raises:
+        click.UsageError: nobody can be asked.
+        CannotRunError: a person does not want it.
+    """
+    from backfill_assets.calendar.partitions import format_ranges
+    from backfill_assets.delta.ledger_reader import read_ledgers
+    from backfill_assets.staleness.assess import final_days
+
+    final_by_table = final_days(read_ledgers(deployment), deployment.policy)
+    final = {
+        name: days
+        for name in days_by_table
+        if (days := final_by_table.get(name, set()) & {*days_by_table[name]})
+    }
+    if final:
+        text = ", ".join(f"{name} [{format_ranges(days)}]" for name, days in final.items())
+        command = shlex.join(["backfill-assets", "materialize", *arguments, "--yes"])
+        parameters.confirm_final_days("the run", text, command)

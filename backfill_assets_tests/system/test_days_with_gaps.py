@@ -1,0 +1,273 @@
+"""Runs of days with gaps: exactly these days, the same rows, one commit a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from random import Random
+
+import dagster as dg
+import pytest
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+from dagster._core.test_utils import instance_for_test
+
+from backfill_assets import FACT, ORDERS, RAW, STAGED
+from backfill_assets.backfills import stages, state_store
+from backfill_assets.backfills.backfill_plan import materialize_command
+from backfill_assets.calendar.partitions import DAY, DAYS_TAG, DaySet, Window
+from backfill_assets.cli import main, runs
+from backfill_assets.cli.output import Output
+from backfill_assets.orders.tables import TABLES
+from backfill_assets.publish.types import REASON_TAG
+from backfill_assets_guide.examples.customers.features import features
+from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets_guide.sample.landings import write_invented_landing
+from backfill_assets_tests.helpers.pipeline import (
+    EVERYTHING,
+    START,
+    Pipeline,
+    day,
+    make_plan,
+    order,
+)
+from backfill_assets_tests.neighbours import weekly
+
+LAST = 15
+WEEKS = (weekly.name,)
+
+
+GAPPED = [*ORDERS, customer_lifetime_value, features, weekly]
+#: The tables by day, inputs first.
+DAILY = (*TABLES, customer_lifetime_value.name, features.name)
+DECLARED = "backfill_assets_tests.system.test_days_with_gaps:GAPPED"
+
+
+def make_pipeline(engine, root: Path) -> Pipeline:
+    pipeline = Pipeline(engine, root, land=False, tables=DECLARED)
+    write_invented_landing(pipeline.landing, start=START, days=LAST, orders_per_day=8, seed=5)
+    return pipeline
+
+
+def test_sets_in_any_order_give_the_rows_of_one_range(engine, spark, tmp_path):
+    """All kinds of tables; a day is computed by the set that it is in and by no other."""
+    ranged = make_pipeline(engine, tmp_path / "range")
+    ranged.run(1, LAST, DAILY)
+    ranged.run_days([START, START + 7 * DAY], WEEKS)
+    gapped = make_pipeline(engine, tmp_path / "sets")
+    chance, numbers = Random(3), list(range(1, LAST + 1))
+    chance.shuffle(numbers)
+    logs = (RAW.name, "raw_orders_rejected")
+    published: set[date] = set()
+    for part in (numbers[:6], numbers[6:]):
+        days = {day(n) for n in part}
+        gapped.run_days(days, logs)
+        published |= days
+        assert gapped.materialized(RAW.name) == {*map(str, published)}
+    for name in DAILY[2:]:
+        # A stateful table is built from its first day on: each set is one stretch.
+        stretches = [numbers[:6], numbers[6:]] if name != customer_lifetime_value.name else []
+        for part in stretches or [range(1, 5), range(5, LAST + 1)]:
+            is_new = not (gapped.warehouse / name).exists()
+            before = 0 if is_new else gapped.log(name).version()
+            gapped.run_days([day(n) for n in part], [name])
+            assert is_new or gapped.log(name).version() == before + 1, "one commit"
+    gapped.run_days([START, START + 7 * DAY], WEEKS)
+    assert gapped.digests() == ranged.digests()
+
+
+@pytest.fixture
+def recorded(engine, tmp_path: Path) -> Iterator[Pipeline]:
+    """Six days have landed; runs are recorded as in a deployment."""
+    pipeline = Pipeline(engine, tmp_path, window_days=1)
+    for n in range(1, 7):
+        pipeline.land(n, [order(f"o{n}", n)])
+    storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
+    (tmp_path / "home").mkdir()
+    with instance_for_test(
+        temp_dir=str(tmp_path / "home"), overrides={"storage": storage}
+    ) as instance:
+        pipeline.instance = instance
+        yield pipeline
+
+
+def statuses(pipeline: Pipeline, name: str) -> dict[int, AssetPartitionStatus | None]:
+    """What Dagster shows of each day of a table."""
+    key, keys = dg.AssetKey(name), [str(day(n)) for n in range(1, 7)]
+    node = pipeline.repository.asset_graph.get(key)
+    by_key = pipeline.instance.get_status_by_partition(key, keys, node.partitions_def)
+    return {n: by_key[str(day(n))] for n in range(1, 7)}
+
+
+def test_dagster_knows_of_exactly_these_days(recorded):
+    """Of a run that fails as well: the days between are neither planned nor failed."""
+    (recorded.folder(4) / "_control.json").write_text(json.dumps({"rows": 9, "amount": "1.00"}))
+    run = recorded.run_days([day(1), day(4), day(5)], fails=True)
+    built, failed = AssetPartitionStatus.MATERIALIZED, AssetPartitionStatus.FAILED
+    assert statuses(recorded, RAW.name) == {
+        1: built, 2: None, 3: None, 4: failed, 5: built, 6: None
+    }  # fmt: skip
+    checks = [event for event in run.get_asset_check_evaluations() if event.partition]
+    assert {event.partition for event in checks} == {str(day(n)) for n in (1, 4, 5)}
+    # The same run again: what failed, in one run.
+    (recorded.folder(4) / "_control.json").unlink()
+    again = recorded.run_days([day(1), day(4), day(5)])
+    assert {e.materialization.partition for e in again.get_asset_materialization_events()} == {
+        str(day(n)) for n in (1, 4, 5)
+    }
+    assert statuses(recorded, RAW.name)[4] is built
+    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(1), day(4), day(5)}
+
+
+@dg.asset(partitions_def=dg.StaticPartitionsDefinition(["eu", "us"]))
+def by_region() -> None:
+    """An asset of another code location, whose partitions are no days."""
+
+
+def test_runs_of_other_partitions_are_none_of_its_business(recorded):
+    result = dg.materialize([by_region], partition_key="eu", instance=recorded.instance)
+    assert result.success
+    assert recorded.instance.get_materialized_partitions(by_region.key) == {"eu"}
+
+
+@pytest.mark.parametrize("text", ["2024-01-01, 2024-01-03", "the first"])
+def test_a_tag_that_does_not_fit_fails_the_run_and_nothing_is_written(recorded, text):
+    result = recorded.run(1, 5, tags={DAYS_TAG: text}, fails=True)
+    message = recorded.failure(result)
+    assert "Nothing was written" in message
+    assert text in message
+    assert not (recorded.warehouse / RAW.name / "_delta_log").exists()
+
+
+def test_a_plan_of_scattered_days_is_launched_with_these_days(recorded):
+    """Dagster makes a run for each range; its title has room for 100 characters."""
+    numbers = range(1, 31, 2)
+    text = ",".join(str(day(n)) for n in numbers)
+    plan = make_plan(recorded, text, tables=(RAW.name,), pilot_days=2, chunk_days=None)
+    assert plan.runs == len(numbers)
+    graph, instance = recorded.repository.asset_graph, recorded.instance
+    state = stages.launch_stage(instance, graph, plan.id, plan)
+    state.stage += 1
+    state_store.save(instance, state)
+    stages.advance(instance, graph, state)
+    days = [
+        backfill.asset_backfill_data.get_target_partitions_subset(dg.AssetKey(RAW.name))
+        for _, backfill in stages.launched_stages(instance, plan)
+    ]
+    assert [{*subset.get_partition_keys()} for subset in days] == [
+        {str(day(n)) for n in part} for part in (numbers[:2], numbers[2:])
+    ]
+
+
+def test_the_command_of_a_run():
+    days = DaySet.from_days([day(1), day(3), day(4)])
+    assert materialize_command([RAW.name], days)[1:3] == [
+        "materialize",
+        "2024-01-01,2024-01-03...2024-01-04",
+    ]
+    assert materialize_command([RAW.name], Window(day(1), day(3)))[-1] == "2024-01-01...2024-01-02"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def set_environment(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a command."""
+    for name in ("landing", "warehouse", "start", "end", "window_days"):
+        value = str(getattr(pipeline.settings, name))
+        monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", value)
+    monkeypatch.setenv("DAGSTER_HOME", pipeline.instance.root_directory)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+
+
+@pytest.fixture
+def command(recorded, monkeypatch) -> Pipeline:
+    """Six days are published; the command runs in this process."""
+    set_environment(recorded, monkeypatch)
+
+    def run_days(_out, home, assets, days: Window, tags) -> bool:
+        assert home == recorded.instance.root_directory
+        return recorded.run_days(days, assets, tags=tags, fails=None).success
+
+    monkeypatch.setattr("backfill_assets.cli.materialize.run_days", run_days)
+    recorded.run(1, 6, EVERYTHING)
+    return recorded
+
+
+def versions(pipeline: Pipeline) -> dict[str, int]:
+    return {name: pipeline.log(name).version() for name in TABLES}
+
+
+def test_materialize_days_with_gaps(command, capsys):
+    before = versions(command)
+    for n in (2, 4, 5):
+        command.land(n, [order(f"more{n}", n)], "more.jsonl")
+    assert main(["materialize", "2024-01-02,2024-01-04...05", "--select", RAW.name]) == 0
+    assert "Building raw_orders for 2024-01-02, 2024-01-04...2024-01-05" in capsys.readouterr().out
+    after = versions(command)
+    assert {name for name in TABLES if after[name] != before[name]} == {RAW.name}
+    assert after[RAW.name] == before[RAW.name] + 1, "one commit"
+    # What follows from it, and no day between; these days are final.
+    assert main(["materialize", "--stale"]) == 2
+    message = capsys.readouterr().err
+    assert "the run rewrites final days" in message
+    assert "backfill-assets materialize --stale --yes" in message
+    assert "fact_daily_orders [2024-01-02, 2024-01-04...2024-01-05]" in message
+    assert main(["materialize", "--stale", "--yes"]) == 0
+    last = command.io_manager.ledger(FACT).records[-1]
+    assert last.written_days == {day(2), day(4), day(5)}
+    assert sum(row["orders"] for row in command.rows(FACT.name)) == 9
+    assert main(["materialize", "--stale"]) == 0
+    assert capsys.readouterr().out.endswith("There is nothing to build.\n")
+
+
+def test_materialize_what_failed(command, capsys):
+    for n in (2, 4, 6):
+        command.land(n, [order(f"more{n}", n)], "more.jsonl")
+    for n in (2, 6):
+        (command.folder(n) / "_control.json").write_text('{"rows": 9, "amount": "1.00"}')
+    reason = {REASON_TAG: "more orders"}
+    run = command.run(1, 6, [RAW.name, STAGED.name], fails=True, tags=reason).run_id[:8]
+    assert main(["materialize", "--failed-of", run, "--yes"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+    for n in (2, 6):
+        (command.folder(n) / "_control.json").unlink()
+    assert main(["materialize", "--failed-of", run, "--yes"]) == 0
+    output = capsys.readouterr().out
+    assert "Building raw_orders, stg_orders for 2024-01-02, 2024-01-06" in output
+    assert command.io_manager.ledger(RAW).records[-1].reason == "more orders"
+    assert main(["materialize", "--failed-of", run, "--yes"]) == 0
+    assert capsys.readouterr().out.endswith("There is nothing to build.\n")
+    assert len(command.rows(RAW.name)) == len(command.rows(STAGED.name)) == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give days, or --failed-of, or --stale"),
+        (["2024-01-02", "--stale"], "give days, or --failed-of, or --stale"),
+        (["2024-01-02,2030-01-01"], "is not in the calendar"),
+        (["2024-01-02,,2024-01-04"], "is not in the calendar"),
+        (["--failed-of", "abc"], "there is no backfill or run abc"),
+    ],
+)
+def test_materialize_refuses(command, capsys, words, message):
+    assert main(["materialize", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_other_commands_take_one_range(command, capsys):
+    assert main(["verify", "2024-01-02,2024-01-04"]) == 2
+    assert "has gaps: give one range" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_program_of_a_run(recorded, monkeypatch, capsys):
+    """The process that the command starts, with Dagster's log."""
+    set_environment(recorded, monkeypatch)
+    days = DaySet.from_days([day(1), day(3)])
+    home = recorded.instance.root_directory
+    assert runs.run_days(Output(), home, [RAW.name], days, {REASON_TAG: "a test"})
+    assert "published raw_orders 2 days" in capsys.readouterr().out
+    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(1), day(3)}
