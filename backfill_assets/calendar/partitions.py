@@ -56,7 +56,7 @@ def parse_calendar_days(
     bounds_text = f"{bounds[0]}...{bounds[1]}" if bounds else "empty"
     raise ValueError(
         f"{text!r} is not in the calendar, which is {bounds_text}: give FIRST...LAST or one day, "
-        "as YYYY-MM-DD, the first not after the last; or several, with commas between them"
+        "as YYYY-MM-DD, the first not after the last"
     )
 
 
