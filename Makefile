@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server torture check bench bench-peers drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server torture check bench bench-peers drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -82,7 +82,7 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
 
-test-all: $(VENV)/.installed-dev ## all tests there are, the slow ones too (hours); needs make s3-server
+test-all: $(VENV)/.installed-dev ## all tests there are, the slow ones too (hours); needs the servers
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
@@ -92,6 +92,9 @@ snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, 
 
 s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
 	@.ci/s3-server
+
+gcs-server: ## build the Google Cloud Storage that the tests of object storage need, once; needs Go
+	@.ci/gcs-server
 
 torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 100 races, 120 nights of CDNOW, 200 lives
 	@$(BIN)/backfill-assets jars

@@ -320,8 +320,15 @@ class Settings(BaseSettings):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
+#: URLs of object stores: the scheme, and the bucket with the folder.
+_STORE_URLS = (
+    r"(s3[an]?)://([a-z0-9][a-z0-9.-]+(?:/[^?#]*)?)",
+    r"(gs)://([a-z0-9][a-z0-9._-]+(?:/[^?#]*)?)",
+)
+
+
 def normalize_location(value: str) -> str:
-    """A local path, or a URL of S3 in Spark's form.
+    """A local path, or a URL of an object store in Spark's form.
 
     Raises:
         ValueError: it is a URL of another store, which is not supported, or has a password.
@@ -338,13 +345,14 @@ def normalize_location(value: str) -> str:
             "must be a URL without a password: Dagster shows it with each day. Give the password "
             "where the store's client looks for credentials"
         )
-    s3_match = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
-    if not s3_match:
+    matches = (re.fullmatch(pattern, value) for pattern in _STORE_URLS)
+    if not (store_match := next(filter(None, matches), None)):
         raise ValueError(
-            "must be a path or s3a://bucket/folder, with keys, region and endpoint in Amazon's "
-            "environment variables; other stores (gs://, abfss://, hdfs://) are not supported"
+            "must be a path, s3a://bucket/folder or gs://bucket/folder, with keys where the "
+            "store's own tools look for them; other stores (abfss://, hdfs://) are not supported"
         )
-    return f"s3a://{s3_match[1].rstrip('/')}"
+    scheme, place = store_match.groups()
+    return f"{'s3a' if scheme.startswith('s3') else scheme}://{place.rstrip('/')}"
 
 
 def load_settings(**overrides: Any) -> Settings:

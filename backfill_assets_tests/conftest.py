@@ -15,8 +15,8 @@ from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import SMALL_DATA_CONF
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
+from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.pipeline import Pipeline
-from backfill_assets_tests.helpers.s3_server import url_of
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 
+import pyarrow.fs as pafs
 import pytest
 
+from backfill_assets.delta.commit_log import file_uri, resolve_path
 from backfill_assets.delta.delta_rs import UnsafeStoreError, raise_if_unsafe_store, storage_options
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import jars
 from backfill_assets.spark.configuration import spark_config
+from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.jars import spark_home
-from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_CLASS
+from backfill_assets.spark.stores import S3, STORES, GoogleStorage
 from backfill_assets.tables.unpartitioned import Unpartitioned
 from backfill_assets_tests.helpers.connect_server import server_settings
 from backfill_assets_tests.helpers.lossy_s3_server import careless_s3
 
+LOG_STORE = S3.log_store_setting()
 
-@pytest.fixture
-def no_aws(monkeypatch):
-    """As Amazon's environment variables are not set."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+
+@pytest.fixture(autouse=True)
+def _no_variables_of_stores(monkeypatch):
+    prefixes = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
+    for name in [name for name in os.environ if name.startswith(prefixes)]:
         monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("setting", ["landing", "warehouse"])
-def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, setting):
+def test_spark_and_delta_rs_are_told_where_s3_is(monkeypatch, tmp_path, setting):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     settings = load_settings(jars=tmp_path, **{setting: "s3://bucket/x"})
     for config in (spark_config(settings), server_settings(settings, tmp_path)):
-        assert config[LOG_STORE] == LOG_STORE_CLASS
+        assert config[LOG_STORE] == S3.log_store
         assert "spark.hadoop.fs.s3a.endpoint" not in config
         assert "hush" not in str(config)
     assert storage_options("s3a://bucket/x/t")["allow_http"] == "False"
@@ -48,7 +54,7 @@ def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, 
     assert spark_config(settings)["spark.hadoop.fs.s3a.endpoint.region"] == "eu-north-1"
 
 
-def test_what_keeps_commits_apart_cannot_be_set_otherwise(no_aws, tmp_path):
+def test_what_keeps_commits_apart_cannot_be_set_otherwise(tmp_path):
     conditional = "spark.hadoop.fs.s3a.create.conditional.enabled"
     conf = {
         LOG_STORE: "io.delta.storage.S3SingleDriverLogStore",
@@ -57,21 +63,58 @@ def test_what_keeps_commits_apart_cannot_be_set_otherwise(no_aws, tmp_path):
     }
     settings = load_settings(jars=tmp_path, warehouse="s3a://bucket/w", spark_conf=conf)
     config = spark_config(settings)
-    assert config[LOG_STORE] == LOG_STORE_CLASS
+    assert config[LOG_STORE] == S3.log_store
     assert config[conditional] == "true"
     assert config["spark.hadoop.fs.s3a.endpoint"] == "http://own"
 
 
-def test_without_s3_nothing_is_told_of_it(tmp_path):
-    assert not any("s3a" in name for name in spark_config(load_settings(jars=tmp_path)))
+def test_of_a_local_deployment_nothing_is_told_of_stores(tmp_path):
+    names = [*spark_config(load_settings(jars=tmp_path))]
+    assert not [name for name in names if re.search(r"s3a|\.gs\.", name)]
 
 
 def test_the_jars_of_s3_are_those_of_spark_s_own_hadoop():
     (client,) = (spark_home() / "jars").glob("hadoop-client-api-*.jar")
-    assert jars._S3[0].split(":")[-1] == client.stem.removeprefix("hadoop-client-api-")
+    version = S3.packages.coordinates[0].split(":")[-1]
+    assert version == client.stem.removeprefix("hadoop-client-api-")
 
 
-def test_a_store_that_overlooks_conditions_is_refused(no_aws, monkeypatch):
+def test_spark_and_delta_rs_are_told_where_google_s_storage_is(monkeypatch, tmp_path):
+    settings = load_settings(jars=tmp_path, warehouse="gs://bucket/w/")
+    config = spark_config(settings)
+    assert settings.warehouse == "gs://bucket/w"
+    assert config["spark.delta.logStore.gs.impl"] == GoogleStorage.log_store
+    assert config["spark.hadoop.fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+    assert "spark.hadoop.fs.gs.storage.root.url" not in config
+    assert "service_account_key" not in storage_options("gs://bucket/w/t")
+    # As Google's clients take it: with and without a scheme.
+    for emulator in ("127.0.0.1:9000", "http://127.0.0.1:9000"):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", emulator)
+        config = spark_config(settings)
+        assert config["spark.hadoop.fs.gs.auth.type"] == "UNAUTHENTICATED"
+        assert config["spark.hadoop.fs.gs.storage.root.url"] == "http://127.0.0.1:9000/"
+        options = storage_options("gs://bucket/w/t")
+        assert json.loads(options["service_account_key"])["gcs_base_url"] == "http://127.0.0.1:9000"
+        assert options["allow_http"] == "True"
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/w", "gs://bucket/w"])
+def test_a_table_in_a_store_has_its_path_there(monkeypatch, url):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    filesystem, path = open_store(f"{url}/a b%20")
+    assert path == "bucket/w/a b%20"
+    assert not isinstance(filesystem, pafs.LocalFileSystem)
+    assert resolve_path(url, file_uri(url, "day=2024-01-01/x.parquet")) == (
+        f"{url}/day=2024-01-01/x.parquet"
+    )
+
+
+def test_each_store_has_schemes_and_options_of_its_own():
+    for attribute in ("name", "scheme", "jars_option", "log_store"):
+        assert len({getattr(store, attribute) for store in STORES}) == len(STORES)
+
+
+def test_a_store_that_overlooks_conditions_is_refused(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with careless_s3() as url:
@@ -85,9 +128,10 @@ def test_a_local_folder_is_not_asked(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_table_without_days_may_lie_on_s3():
+def test_a_table_without_days_may_lie_in_a_store():
     assert Unpartitioned("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
+    assert Unpartitioned("customers", "gs://bucket/c").place("/w") == "gs://bucket/c"
     assert Unpartitioned("customers", "/c").place("/w") == "/c"
     assert Unpartitioned("customers", "file:///c").place("/w") == "/c"
     with pytest.raises(ValueError, match="other stores"):
-        Unpartitioned("customers", "gs://bucket/c")
+        Unpartitioned("customers", "hdfs://nn/c")

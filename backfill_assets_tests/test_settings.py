@@ -71,6 +71,7 @@ GOOD = [
     ("BACKFILL_ASSETS_WAREHOUSE", "file:///w/x", "warehouse", "/w/x"),
     ("BACKFILL_ASSETS_WAREHOUSE", "s3://bucket", "warehouse", "s3a://bucket"),
     ("BACKFILL_ASSETS_WAREHOUSE", "s3n://a.b-c/d e/", "warehouse", "s3a://a.b-c/d e"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "gs://a_b/w/", "warehouse", "gs://a_b/w"),
     ("BACKFILL_ASSETS_START", "1997-01-01", "start", date(1997, 1, 1)),
     ("BACKFILL_ASSETS_END", "2024-02-29", "end", date(2024, 2, 29)),
     ("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo", "timezone", "Asia/Tokyo"),
@@ -122,9 +123,10 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_WAREHOUSE", "\t", "must be a path or a URL, not empty"),
         ("BACKFILL_ASSETS_WAREHOUSE", "file://w", "three slashes"),
         *(
-            ("BACKFILL_ASSETS_WAREHOUSE", url, "must be a path or s3a://bucket/folder")
+            ("BACKFILL_ASSETS_WAREHOUSE", url, "must be a path, s3a://bucket/folder")
             for url in (
-                "gs://bucket/w",
+                "gs://Bucket/w",
+                "gs://container@account.blob.core.windows.net/w",
                 "abfss://container@account.dfs.core.windows.net/w",
                 "hdfs://nn:8020/w",
                 "https://bucket.s3.amazonaws.com/w",

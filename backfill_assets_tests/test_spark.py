@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from datetime import time as clock
 from importlib.metadata import version
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,17 +38,17 @@ from backfill_assets.spark.jars import (
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
-    fetch_s3_jars,
+    fetch_store_jars,
     raise_if_unknown_jars,
-    s3_jars,
+    store_jars,
 )
 from backfill_assets.spark.jvm_launch import (
     class_archive_path,
     make_class_archive,
     with_class_archive,
 )
-from backfill_assets.spark.known_jars import LOG_STORE_SOURCE
 from backfill_assets.spark.session import Engine
+from backfill_assets.spark.stores import S3, STORES, GoogleStorage
 from backfill_assets_tests.helpers.connect_server import server_settings
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -143,6 +144,7 @@ class FakeSubmit:
 
     def __init__(self, monkeypatch, jars: tuple[str, ...] = (), stderr: str = "") -> None:
         self.calls: list[list[str]] = []
+        self.ivy_settings: list[str] = []
         self.jars, self.stderr = jars, stderr
         monkeypatch.setattr(jars_module, "check_java", lambda: None)
         monkeypatch.setattr(jars_module.subprocess, "run", self)
@@ -150,6 +152,9 @@ class FakeSubmit:
     def __call__(self, command, **_):
         self.calls.append(command)
         ivy = next(word for word in command if word.startswith("spark.jars.ivy=")).split("=")[1]
+        prefix = "spark.jars.ivySettings="
+        paths = (word.removeprefix(prefix) for word in command if word.startswith(prefix))
+        self.ivy_settings += [Path(path).read_text() for path in paths]
         folder = Path(ivy, "jars")
         folder.mkdir(parents=True)
         for name in self.jars:
@@ -227,10 +232,10 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
     names = ["org.apache.hadoop_hadoop-aws-3.5.0.jar", "software.amazon.awssdk_s3-2.35.4.jar"]
     submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
     monkeypatch.setattr(known_jars, "compile_source", lambda *_: {"a.B": b"code"})
-    assert s3_jars(tmp_path) == []
-    jars = fetch_s3_jars(tmp_path)
+    assert store_jars(tmp_path, S3) == []
+    jars = fetch_store_jars(tmp_path, S3)
     assert [jar.name for jar in jars] == [*names, "conditional-log-store.jar"]
-    assert fetch_s3_jars(tmp_path) == jars
+    assert fetch_store_jars(tmp_path, S3) == jars
     (call,) = submit.calls
     assert "software.amazon.awssdk:bundle," in call[call.index("--exclude-packages") + 1]
     on_s3 = load_settings(jars=tmp_path, warehouse="s3a://bucket/w")
@@ -238,11 +243,29 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
     assert spark_config(load_settings(jars=tmp_path))["spark.jars"] == ""
 
 
-def test_the_log_store_is_built_once_and_is_the_known_one(tmp_path):
-    built = LOG_STORE_SOURCE.build_jar(tmp_path, delta_jars(load_settings().jars))
+@pytest.mark.usefixtures("_these_are_known")
+def test_the_jar_of_google_s_storage_has_its_dependencies_in_it(monkeypatch, tmp_path):
+    submit = FakeSubmit(monkeypatch, jars=("com.google.cloud.bigdataoss_gcs-connector-4.0.4.jar",))
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", "https://mirror/a&b")
+    (jar,) = fetch_store_jars(tmp_path, GoogleStorage)
+    assert fetch_store_jars(tmp_path, GoogleStorage) == [jar]
+    (ivy_settings,) = submit.ivy_settings
+    resolver = ElementTree.fromstring(ivy_settings).find("resolvers/ibiblio")
+    assert resolver.attrib["pattern"].endswith("/[artifact]-[revision]-shaded.[ext]")
+    assert resolver.attrib["root"] == "https://mirror/a&b"
+    monkeypatch.delenv("DEFAULT_ARTIFACT_REPOSITORY")
+    fetch_store_jars(tmp_path / "other", GoogleStorage)
+    assert "root" not in submit.ivy_settings[1]
+    in_store = load_settings(jars=tmp_path, landing="gs://bucket/in")
+    assert spark_config(in_store)["spark.jars"] == str(jar)
+
+
+@pytest.mark.parametrize("source", [s.log_store_source for s in STORES if s.log_store_source])
+def test_a_log_store_is_built_once_and_is_the_known_one(tmp_path, source):
+    built = source.build_jar(tmp_path, delta_jars(load_settings().jars))
     assert known_jars.unknown_jars([built]) == []
     written = built.stat().st_mtime_ns
-    assert LOG_STORE_SOURCE.build_jar(tmp_path) == built
+    assert source.build_jar(tmp_path) == built
     assert built.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [built.parent.name]
 

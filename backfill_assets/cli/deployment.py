@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -115,37 +115,41 @@ def engine(out: Output, port: int) -> None:
 
 @command("jars")
 @click.option("--s3", is_flag=True, help="Also those of s3a://, though no setting names it.")
-def jars(out: Output, s3: bool) -> None:
+@click.option("--gs", is_flag=True, help="Also those of gs://, though no setting names it.")
+def jars(out: Output, **stores: bool) -> None:
     """Download the Delta jars into their cache and prepare the engine's start, once.
 
-    And the jars of s3a://, where the landing or the warehouse is there.
+    And the jars of s3a:// or gs://, where the landing or the warehouse is there.
     """
-    _fetch_jars(out, load_settings(), s3=s3)
+    options = {f"--{name}" for name, is_set in stores.items() if is_set}
+    _fetch_jars(out, load_settings(), options)
 
 
-def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
+def _fetch_jars(out: Output, settings: Settings, options: Collection[str] = ()) -> None:
     """Prepare the jars and the class archive once; does nothing with a Spark Connect server."""
     if settings.spark_remote:
         out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
-    from backfill_assets.spark.configuration import uses_s3
+    from backfill_assets.spark.configuration import used_stores
     from backfill_assets.spark.jars import (
         delta_coordinate,
         delta_jars,
         fetch_delta_jars,
-        fetch_s3_jars,
-        s3_jars,
+        fetch_store_jars,
+        store_jars,
     )
     from backfill_assets.spark.jvm_launch import class_archive_path, make_class_archive
+    from backfill_assets.spark.stores import STORES
     from backfill_assets.spark.tasks import build_task_times
 
     if not delta_jars(settings.jars):
         out.print_note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
     fetch_delta_jars(settings.jars)
-    if s3 or uses_s3(settings):
-        if not s3_jars(settings.jars):
-            out.print_note("Downloading the jars of s3a:// ...")
-        fetch_s3_jars(settings.jars)
+    stores = [store for store in STORES if store.jars_option in options]
+    for store in dict.fromkeys([*stores, *used_stores(settings)]):
+        if not store_jars(settings.jars, store):
+            out.print_note(f"Downloading the jars of {store.scheme}:// ...")
+        fetch_store_jars(settings.jars, store)
     build_task_times(settings.jars)
     archive = class_archive_path(settings.jars)
     if archive and not archive.exists():

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 import pyarrow.fs as pafs
 
-from backfill_assets.spark.filesystems import on_s3, open_store, replace_file
+from backfill_assets.spark.filesystems import in_object_store, open_store, replace_file
 
 #: In the table's folder. Delta and VACUUM ignore names with a leading underscore.
 _FOLDER, _CACHE_FILE = "_backfill_assets", "commits.jsonl.zst"
@@ -219,7 +219,7 @@ class CloneError(RuntimeError):
 
 def folder_uri(url: str) -> str:
     """A folder as another table's log names it, not percent-encoded."""
-    return url if on_s3(url) else f"file://{url}"
+    return url if in_object_store(url) else f"file://{url}"
 
 
 def file_uri(url: str, path: str) -> str:
@@ -232,7 +232,7 @@ def resolve_path(url: str, path: str) -> str:
     path = unquote(path)
     if path.startswith("file://"):
         return path.removeprefix("file://")
-    return path if on_s3(path) else f"{url}/{path}"
+    return path if in_object_store(path) else f"{url}/{path}"
 
 
 def shallow_clone(url: str, destination: str, version: int) -> None:

@@ -34,7 +34,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import RETIREMENT
 from backfill_assets.delta.table_schema import SessionFactory, add_columns, create_table, is_empty
 from backfill_assets.settings import UNDO_DAYS, Settings
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import gather_rows, read_observation
 from backfill_assets.spark.session import SPARK_ERRORS, Engine, commit_session
 from backfill_assets.tables.table import Table
@@ -487,5 +487,5 @@ def delete_data_files(url: str, table: Table, *, dry_run: bool) -> int:
         ]
         removed += sum(file.extension == "parquet" for file in unnamed_files)
         if len(unnamed_files) == len(files) and not dry_run:
-            filesystem.delete_dir(folder.path)
+            delete_folder(filesystem, folder.path)
     return removed

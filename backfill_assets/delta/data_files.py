@@ -36,7 +36,7 @@ from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import SessionFactory
-from backfill_assets.spark.filesystems import on_s3, open_store
+from backfill_assets.spark.filesystems import delete_folder, in_object_store, open_store
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
 from backfill_assets.tables.columns import files_match_schema
@@ -60,9 +60,9 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING_PREFIX}{uuid4().hex}"
-    write = _write_directly if on_s3(url) else _write_parquet
+    write = _write_directly if in_object_store(url) else _write_parquet
     written = write(rows, f"{url}/{staging}", partition)
-    if not on_s3(url):  # S3 has no folders
+    if not in_object_store(url):  # which has no folders
         for folder in {file.path.partition("/")[0] for file in written}:
             filesystem.create_dir(f"{root}/{folder}")
 
@@ -79,7 +79,7 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
         for day, action in pool.map(place_file, written):
             files[day].append(action)
     with suppress(OSError):  # maintenance removes it later
-        filesystem.delete_dir(f"{root}/{staging}")
+        delete_folder(filesystem, f"{root}/{staging}")
     return dict(files)
 
 
@@ -115,9 +115,9 @@ def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Staged
 
 
 def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
-    """Write rows as a Delta table, which saves two copies of each file on S3.
+    """Write rows as a Delta table, which saves two copies of each file in an object store.
 
-    On S3 a rename is a copy, and Spark's own committer renames one file after the other. Delta gets
+    A rename is a copy there, and Spark's own committer renames one file after the other. Delta gets
     the list of valid files from the tasks, and writes it to the log.
     """
     rows.write.format("delta").partitionBy(partition).save(folder)

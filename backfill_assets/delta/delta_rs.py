@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.types as T
 from dagster_deltalake import DeltaTableResource
-from dagster_deltalake.config import ClientConfig, LocalConfig, S3Config
+from dagster_deltalake.config import LocalConfig
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import Field, PrimitiveType
@@ -28,7 +28,8 @@ from deltalake.schema import Field, PrimitiveType
 from backfill_assets.audit.verdicts import DayMetrics
 from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.ledgers import StoredFiles, TableMetadata
-from backfill_assets.spark.filesystems import S3, on_s3, open_store
+from backfill_assets.spark.filesystems import delete_folder, in_object_store, open_store
+from backfill_assets.spark.stores import ObjectStore, store_of
 from backfill_assets.tables.table import Table
 
 #: Our application id: Delta stores the number of the last commit of each application.
@@ -45,21 +46,21 @@ def load_log(url: str) -> DeltaTable | None:
 
 def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    return _cached_resource(url, version, S3.from_environment() if on_s3(url) else None)
+    return _cached_resource(url, version, store_of(url))
 
 
 @lru_cache(maxsize=256)
-def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTableResource:
-    """The resource of a log; `version` None is the latest one, `s3` None a local folder."""
+def _cached_resource(
+    url: str, version: int | None, store: ObjectStore | None
+) -> DeltaTableResource:
+    """The resource of a log; `version` None is the latest one, `store` None a local folder."""
     # Dagster derives the configuration schema again for each resource (7 ms), and a run loads each
     # log many times. The resource is frozen; `load` opens the log again.
-    if s3 is None:
+    if store is None:
         return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
+    location, client = store.delta_rs_config()
     return DeltaTableResource(
-        url=url,
-        storage_options=S3Config(endpoint=s3.endpoint or None, region=s3.region or None),
-        client_options=ClientConfig(allow_http=s3.is_plain),
-        version=version,
+        url=url, storage_options=location, client_options=client, version=version
     )
 
 
@@ -174,15 +175,15 @@ class UnsafeStoreError(RuntimeError):
 
 @cache
 def raise_if_unsafe_store(warehouse: str) -> None:
-    """Check once a process that of concurrent commits of a version only one succeeds; on S3 only.
+    """Check once a process that of concurrent commits of a version only one succeeds.
 
-    A small table is created in the warehouse and removed.
+    Only in an object store. A small table is created in the warehouse and removed.
 
     Raises:
         UnsafeStoreError: more than one succeeded.
         DeltaError, OSError: the store cannot be written to.
     """
-    if not on_s3(warehouse):
+    if not in_object_store(warehouse):
         return
     url = f"{warehouse}/_backfill_assets-{uuid4().hex}"
     DeltaTable.create(url, _PROBE_SCHEMA, storage_options=storage_options(url))
@@ -192,14 +193,14 @@ def raise_if_unsafe_store(warehouse: str) -> None:
                 writers = [delta_log(url).load() for _ in range(_WRITERS)]
                 if sum(pool.map(_commit_succeeds, writers)) > 1:
                     raise UnsafeStoreError(
-                        f"the store of {warehouse} overlooks conditions of a PUT (If-None-Match), "
-                        "so that of two runs that commit at the same time one would be lost: use a "
+                        f"the store of {warehouse} overlooks conditions of a PUT, so that of "
+                        "two runs that commit at the same time one would be lost: use a "
                         "store or a version of it that has conditional writes. No table was touched"
                     )
     finally:
         filesystem, path = open_store(url)
         with suppress(OSError):
-            filesystem.delete_dir(path)
+            delete_folder(filesystem, path)
 
 
 def _commit_succeeds(log: DeltaTable) -> bool:

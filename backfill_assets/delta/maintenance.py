@@ -41,7 +41,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.report import ReportTable
 from backfill_assets.settings import PREFIX
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.table import Table
 
@@ -381,7 +381,7 @@ class _TableMaintenance:
         filesystem, _ = open_store(self.url)
         abandoned = abandoned_folders(self.url, datetime.now(timezone.utc) - retention)
         for folder in abandoned if not self.dry_run else ():
-            filesystem.delete_dir(folder)
+            delete_folder(filesystem, folder)
         self.removed = len(old_files) + len(abandoned)
 
     def _consistent_files(self) -> set[str]:

@@ -20,7 +20,7 @@ from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import delete_folder, open_store
 
 #: In the warehouse; no table can have this name.
 TARGETS_FOLDER = "_targets"
@@ -277,8 +277,9 @@ def raise_if_busy(target: ShadowTarget) -> None:
 def delete_target(deployment: Deployment, name: str) -> None:
     """Delete the folder of a target."""
     filesystem, path = open_store(target_folder(deployment, name))
-    filesystem.delete_dir(f"{path}/{_STATE}")  # first: without its state it is no target any more
-    filesystem.delete_dir(path)
+    # First: without its state it is no target any more.
+    delete_folder(filesystem, f"{path}/{_STATE}")
+    delete_folder(filesystem, path)
 
 
 def interrupted_switches(deployment: Deployment) -> list[ShadowTarget]:

@@ -29,7 +29,7 @@ from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile, TableImport
 from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
-from backfill_assets.spark.filesystems import on_s3, open_store
+from backfill_assets.spark.filesystems import in_object_store, open_store
 from backfill_assets.spark.frames import quote_name
 
 #: Number of footers read at a time.
@@ -277,7 +277,7 @@ class ExternalTable(Protocol):
 
 def normalize_url(table: str) -> str:
     """The folder or URL of a table in the form that is saved."""
-    return table.rstrip("/") if on_s3(table) else str(Path(table).expanduser().resolve())
+    return table.rstrip("/") if in_object_store(table) else str(Path(table).expanduser().resolve())
 
 
 def open_external_table(url: str) -> ExternalTable:
@@ -292,7 +292,7 @@ def open_external_table(url: str) -> ExternalTable:
     if not list_parquet_files(url):
         raise ImportRefusedError(
             f"{url} holds no Delta table and no Parquet files. Nothing was written. Give the "
-            "folder of the table, as a path or as s3a://."
+            "folder of the table, as a path or as a URL (s3a://, gs://)."
         )
     return _ParquetFolder(url)
 

@@ -24,9 +24,9 @@ from backfill_assets.imports.external_table import (
     normalize_url,
     open_external_table,
 )
-from backfill_assets.spark.filesystems import on_s3
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.session import Engine
+from backfill_assets.spark.stores import store_types
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 from backfill_assets.transforms import dedup
@@ -124,13 +124,13 @@ def spark_for(deployment: Deployment, tables: Iterable[str]) -> SparkSession:
     """The Spark session that reads the tables.
 
     Raises:
-        ImportRefusedError: a table is on S3, and neither the landing nor the warehouse is.
+        ImportRefusedError: a table is in an object store, and neither landing nor warehouse is.
     """
     engine = Engine.from_settings(deployment.settings)
-    if not engine.uses_s3 and any(map(on_s3, tables)):
+    if names := [store.name for store in store_types(tables) if store.name not in engine.stores]:
         raise import_state.ImportRefusedError(
-            "the table lies on S3, and neither landing nor warehouse do, so the engine has no way "
-            "there. Nothing was written. Put the landing there, or copy the table."
+            f"the table lies on {names[0]}, and neither landing nor warehouse do, so the engine "
+            "has no way there. Nothing was written. Put the landing there, or copy the table."
         )
     return engine.spark_session
 

@@ -21,7 +21,7 @@ from backfill_assets.calendar.partitions import DaySet, format_ranges
 from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, ImportStep
 from backfill_assets.landing.formats import json_fields
 from backfill_assets.landing.listing import folder_name
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables.sources import Source
@@ -214,7 +214,7 @@ def clear_folder(scratch: str) -> None:
     """Remove a temporary folder, if it exists."""
     filesystem, path = open_store(scratch)
     if filesystem.get_file_info(path).type == pafs.FileType.Directory:
-        filesystem.delete_dir(path)
+        delete_folder(filesystem, path)
 
 
 def land_files(

@@ -8,11 +8,11 @@ from typing import Any
 
 from backfill_assets.runtime_versions import PINNED
 from backfill_assets.settings import Settings
-from backfill_assets.spark.filesystems import S3, on_s3
 from backfill_assets.spark.frames import SHUFFLE_PARTITIONS, SMALL_DATA_CONF
 from backfill_assets.spark.jars import raise_if_unknown_jars, with_jars
 from backfill_assets.spark.jvm_launch import ScratchDir, submit_options, with_class_archive
 from backfill_assets.spark.processes import is_local, spark_home
+from backfill_assets.spark.stores import ObjectStore, store_of, store_types
 
 #: Settings that a running session can change; a Connect session gets only these.
 _RUNTIME_CONF = {
@@ -93,9 +93,9 @@ def small_data_config(settings: Settings) -> dict[str, str]:
     return {} if SMALL_DATA_CONF.keys() & settings.spark_conf.keys() else dict(SMALL_DATA_CONF)
 
 
-def uses_s3(settings: Settings) -> bool:
-    """Whether landing or warehouse lie on S3."""
-    return on_s3(settings.landing) or on_s3(settings.warehouse)
+def used_stores(settings: Settings) -> list[type[ObjectStore]]:
+    """The kinds of object stores that landing and warehouse lie on."""
+    return store_types((settings.landing, settings.warehouse))
 
 
 def connect_server_command(
@@ -153,7 +153,7 @@ def static_config(java_options: str = "") -> dict[str, str]:
 
 
 def _driver_config(settings: Settings, extra: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a driver on this machine: ours, then the deployment's; jars, and S3."""
+    """The configuration of a driver on this machine: ours, then the deployment's; jars; stores."""
     deployment_conf = settings.spark_conf
     master = master_url(settings)
     config = {
@@ -170,8 +170,8 @@ def _driver_config(settings: Settings, extra: Mapping[str, str]) -> dict[str, An
         if name in deployment_conf
     }
     config = {**config, **deployment_conf, **added}
-    if uses_s3(settings):
-        config = S3.from_environment().with_s3a_conf(config)
+    for store in filter(None, map(store_of, (settings.landing, settings.warehouse))):
+        config = store.with_spark_conf(config)
     return with_jars(config, settings.jars)
 
 

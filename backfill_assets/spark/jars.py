@@ -1,4 +1,4 @@
-"""The Java and the jars that Spark needs before a session starts: Delta's, and those of S3."""
+"""The Java and the jars that Spark needs before a session starts: Delta's, and those of stores."""
 
 import os
 import re
@@ -10,14 +10,16 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
-from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_SOURCE, unknown_jars
+from backfill_assets.spark.known_jars import unknown_jars
 from backfill_assets.spark.processes import (
     environment_problem,
     jvm_environment,
     jvm_options,
     spark_home,
 )
+from backfill_assets.spark.stores import ObjectStore, configured_store_types
 from backfill_assets.spark.tasks import with_task_times
 
 _SCALA_VERSION = "2.13"
@@ -35,20 +37,6 @@ _LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
 #: Neither writes checksum files, which would take a fifth of the time of a small file.
 LOCAL_FILES_SETTING = "spark.backfill_assets.localFiles"
 RAW_LOCAL_FILES_CLASS = "org.apache.hadoop.fs.RawLocalFileSystem"
-#: Hadoop's file system for S3, in the version of Spark's Hadoop, and the modules of Amazon's SDK
-#: that it uses: 13 MB. Hadoop itself requires all of the SDK in one jar of 690 MB.
-_SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "sso")
-_S3 = (
-    "org.apache.hadoop:hadoop-aws:3.5.0",
-    *(f"software.amazon.awssdk:{name}:2.35.4" for name in _SDK_MODULES),
-    "software.amazon.eventstream:eventstream:1.0.1",
-    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
-    "org.reactivestreams:reactive-streams:1.0.4",
-)
-_S3_EXCLUDES = (
-    "software.amazon.awssdk:bundle,org.wildfly*:*,io.netty:*,org.apache.httpcomponents*:*,"
-    "commons*:*,org.slf4j:*"
-)
 
 
 class EngineError(RuntimeError):
@@ -113,10 +101,12 @@ def delta_jars(cache: Path) -> list[Path]:
     return _cached_jars(cache, delta_coordinate())
 
 
-def s3_jars(cache: Path) -> list[Path]:
-    """The jars for S3 in the cache; empty unless all are downloaded and built."""
-    hadoop_jars, log_store_jar = _cached_jars(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
-    return [*hadoop_jars, log_store_jar] if hadoop_jars and log_store_jar.exists() else []
+def store_jars(cache: Path, store: type[ObjectStore]) -> list[Path]:
+    """The jars for an object store in the cache; empty unless all are downloaded and built."""
+    client_jars = _cached_jars(cache, store.packages.coordinates[0])
+    log_store_jars = [store.log_store_source.jar_in(cache)] if store.log_store_source else []
+    is_complete = client_jars and all(jar.exists() for jar in log_store_jars)
+    return [*client_jars, *log_store_jars] if is_complete else []
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
@@ -125,8 +115,8 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     package_jars = delta_jars(cache)
     if package_jars:
         package_jars += _cached_jars(cache, _LOCAL_FILES)
-    if LOG_STORE in config:
-        package_jars += s3_jars(cache)
+    for store in configured_store_types(config):
+        package_jars += store_jars(cache, store)
     jars = dict.fromkeys(
         [*map(str, package_jars), *filter(None, config.get("spark.jars", "").split(","))]
     )
@@ -168,26 +158,32 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
     return delta_jars(cache)
 
 
-def fetch_s3_jars(cache: Path) -> list[Path]:
-    """Download the jars of S3's file system into the cache and build the log store, once.
+def fetch_store_jars(cache: Path, store: type[ObjectStore]) -> list[Path]:
+    """Download the jars for an object store into the cache and build its log store, once.
 
     Needs Delta's jars: the log store extends one of their classes.
 
     Raises:
         EngineError: no Java, or the registry cannot be reached.
     """
-    if not _cached_jars(cache, _S3[0]):
-        _fetch_jars("the jars of s3a://", _S3, cache, _S3_EXCLUDES)
-    LOG_STORE_SOURCE.build_jar(cache, delta_jars(cache))
-    return s3_jars(cache)
+    coordinates, excludes, classifier = store.packages
+    if not _cached_jars(cache, coordinates[0]):
+        _fetch_jars(f"the jars of {store.scheme}://", coordinates, cache, excludes, classifier)
+    if store.log_store_source:
+        store.log_store_source.build_jar(cache, delta_jars(cache))
+    return store_jars(cache, store)
 
 
 def _fetch_jars(
-    label: str, coordinates: Sequence[str], cache: Path, excludes: str = _SPARK_EXCLUDES
+    label: str,
+    coordinates: Sequence[str],
+    cache: Path,
+    excludes: str = _SPARK_EXCLUDES,
+    classifier: str = "",
 ) -> None:
     """Download jars; raise if the first one is missing afterwards. `label` is for the message."""
     check_java()
-    output = _download_jars(coordinates, cache, excludes)
+    output = _download_jars(coordinates, cache, excludes, classifier)
     if not _cached_jars(cache, coordinates[0]):
         raise EngineError(
             f"{label} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
@@ -197,7 +193,28 @@ def _fetch_jars(
         )
 
 
-def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> str:
+#: Ivy's settings for jars with a classifier, which a coordinate of Spark cannot have. Such a jar
+#: contains its dependencies, so no POM is read.
+_CLASSIFIER_SETTINGS = """<ivysettings><settings defaultResolver="maven"/><resolvers>
+<ibiblio name="maven" m2compatible="true" usepoms="false"{root}
+pattern="[organisation]/[module]/[revision]/[artifact]-[revision]-{classifier}.[ext]"/>
+</resolvers></ivysettings>"""
+
+
+def _classifier_options(classifier: str, folder: str) -> list[str]:
+    """The options of spark-submit for jars with a classifier; none if it is empty."""
+    if not classifier:
+        return []
+    mirror = os.environ.get("DEFAULT_ARTIFACT_REPOSITORY")
+    root = f" root={quoteattr(mirror)}" if mirror else ""
+    path = Path(folder, "ivysettings.xml")
+    path.write_text(_CLASSIFIER_SETTINGS.format(root=root, classifier=classifier))
+    return ["--conf", f"spark.jars.ivySettings={path}"]
+
+
+def _download_jars(
+    coordinates: Sequence[str], cache: Path, excludes: str, classifier: str = ""
+) -> str:
     """Try to download artifacts with their dependencies, and return the error output.
 
     The jars appear all at once in a folder named for the first artifact, so a broken download is
@@ -209,6 +226,7 @@ def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> st
         command = [
             str(spark_home() / "bin" / "spark-submit"),
             *("--packages", ",".join(coordinates), "--exclude-packages", excludes),
+            *_classifier_options(classifier, scratch),
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]

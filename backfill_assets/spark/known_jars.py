@@ -35,6 +35,10 @@ SHA256 = {
         "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
     ),
     "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    # The file system of Google Cloud Storage.
+    "gcs-connector-4.0.4-shaded.jar": (
+        "dfb5832738686436e597026a8e4bab01aa22e75ebfb15d37d096981f6599d73c"
+    ),
     # S3's file system.
     "hadoop-aws-3.5.0.jar": ("66bd9eefb938b1a1657487324b63c13df2d8b17164a1dd24e0ef37b905bc5baa"),
     "reactive-streams-1.0.4.jar": (
@@ -177,10 +181,3 @@ def compile_source(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
-
-
-#: Spark's setting for the log store of `s3a://`, and our class, which replaces Delta's own.
-LOG_STORE = "spark.delta.logStore.s3a.impl"
-LOG_STORE_CLASS = "backfill_assets.ConditionalLogStore"
-#: It extends a class of Delta's jars.
-LOG_STORE_SOURCE = JavaSource("ConditionalLogStore.java", "conditional-log-store.jar")

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ from backfill_assets.runtime_versions import is_secret, may_decide_rows
 from backfill_assets.spark.configuration import DELTA_CONF
 from backfill_assets.spark.jars import EngineError, delta_coordinate
 from backfill_assets.spark.jvm_launch import ScratchDir
-from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_CLASS
 from backfill_assets.spark.processes import TOKEN_VARIABLE, ProcessGroup
+from backfill_assets.spark.stores import STORES
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -152,18 +152,25 @@ def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> N
         )
 
 
-def raise_if_unsafe_commits(session: SparkSession, config: Mapping[str, Any]) -> None:
-    """Raise if a server would overwrite commits of other writers on S3.
+def raise_if_unsafe_commits(
+    session: SparkSession, config: Mapping[str, Any], store_names: Collection[str]
+) -> None:
+    """Raise if a server would overwrite commits of other writers in object stores.
 
     Raises:
-        EngineError: it was started without our log store.
+        EngineError: it was started without the log store of one.
     """
-    if session.conf.get(LOG_STORE, "") != LOG_STORE_CLASS:
+    for store in STORES:
+        setting = store.log_store_setting()
+        if store.name not in store_names or (
+            session.conf.get(setting, store.default_log_store) == store.log_store
+        ):
+            continue
         raise EngineError(
             f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])} would "
-            f"overwrite commits of others on s3a://: {LOG_STORE} must be {LOG_STORE_CLASS}, of the "
-            "jar that backfill-assets jars --s3 builds. Set both where the server is started; "
-            "nothing was written."
+            f"overwrite commits of others on {store.scheme}://: {setting} must be "
+            f"{store.log_store}, of the jars that backfill-assets jars {store.jars_option} gets. "
+            "Set both where the server is started; nothing was written."
         )
 
 

@@ -32,10 +32,11 @@ from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark import jars, servers
-from backfill_assets.spark.configuration import small_data_config, spark_config, uses_s3
+from backfill_assets.spark.configuration import small_data_config, spark_config, used_stores
 from backfill_assets.spark.frames import SMALL_DATA_ROWS
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
 from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
+from backfill_assets.spark.stores import configured_store_types
 from backfill_assets.spark.tasks import build_task_times, watch_session
 
 _SESSION_NAME = re.compile(r"(?<=;session_id=)[^;]+")
@@ -204,13 +205,13 @@ class Engine(LazyPySparkResource):
     Attributes:
         spark_config: Spark's settings, which may hold secrets.
         jars: the cache folder of the Delta jars, which are downloaded if missing.
-        uses_s3: whether landing or warehouse are on S3.
+        stores: the names of the object stores that landing and warehouse lie on.
         small_data_config: settings of the session for few rows that differ.
     """
 
     spark_config: dict[str, Any] = Field(repr=False)
     jars: str
-    uses_s3: bool = False
+    stores: list[str] = Field(default_factory=list)
     small_data_config: dict[str, str] = Field(default_factory=dict)
     _small_data_session: SparkSession | None = PrivateAttr(default=None)
 
@@ -220,7 +221,7 @@ class Engine(LazyPySparkResource):
         return cls(
             spark_config=spark_config(settings),
             jars=str(settings.jars),
-            uses_s3=uses_s3(settings),
+            stores=[store.name for store in used_stores(settings)],
             small_data_config=small_data_config(settings),
         )
 
@@ -286,8 +287,8 @@ class Engine(LazyPySparkResource):
         jars.check_java()
         jar_cache = Path(self.jars)
         jars.fetch_delta_jars(jar_cache)
-        if self.uses_s3:
-            jars.fetch_s3_jars(jar_cache)
+        for store in configured_store_types(self.spark_config):
+            jars.fetch_store_jars(jar_cache, store)
         build_task_times(jar_cache)
         self.spark_config.update(jars.with_jars(self.spark_config, jar_cache))
         jars.raise_if_unknown_jars(self.spark_config, jar_cache)
@@ -305,8 +306,7 @@ class Engine(LazyPySparkResource):
             if "spark.remote" in config:
                 session = _server_session(config)
                 servers.raise_if_incompatible(session, config)
-                if self.uses_s3:
-                    servers.raise_if_unsafe_commits(session, config)
+                servers.raise_if_unsafe_commits(session, config, self.stores)
             else:
                 session = _embedded_session(config)
             self._spark_session = session

@@ -46,7 +46,7 @@ class Unpartitioned:
         url: its location, as Spark reads it; in the warehouse under its name, if not given.
 
     Raises:
-        ValueError: the URL is of a store other than S3, or has a password.
+        ValueError: the URL is of a store that is not supported, or has a password.
     """
 
     name: str

@@ -54,7 +54,7 @@ VALUES = {
     "CHECK_INDEPENDENCE": "false",
 }
 #: Spelled like variables, in modules that compute the name of one.
-OTHER_WORDS = {"TIMESTAMP_MICROS"}
+OTHER_WORDS = {"APPLICATION_DEFAULT", "TIMESTAMP_MICROS"}
 
 
 def test_settings(snapshot):

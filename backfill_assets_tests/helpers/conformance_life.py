@@ -9,11 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.orders.tables import FACT, STAGED
+from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.pipeline import (
     LAYERS,
@@ -69,7 +72,9 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
     assert pipeline.digests() == loaded
     assert loaded.keys() == {*LAYERS}
     check_udfs(engine.spark_session, str(root / "numbers"))
-    assert not [*pipeline.warehouse.glob("*/writing-*")], "folders of writes remain"
+    filesystem, warehouse = open_store(pipeline.settings.warehouse)
+    infos = filesystem.get_file_info(pafs.FileSelector(warehouse, recursive=True))
+    assert not [info.path for info in infos if "/writing-" in info.path], "folders of writes remain"
     return {"loaded": loaded, "corrected": corrected}
 
 

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import dagster as dg
 import pyarrow as pa
@@ -23,16 +22,24 @@ from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillReques
 from backfill_assets.backfills.verify import VerifiedDay
 from backfill_assets.calendar.partitions import DAY, Window, days_of_run
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta.commit_log import resolve_path
+from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark.filesystems import (
+    folder_filesystem,
+    in_object_store,
+    open_store,
+    replace_file,
+)
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
+from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.postgres import instance_in
-from backfill_assets_tests.helpers.s3_server import url_of
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
@@ -117,9 +124,12 @@ class Pipeline:
 
     def land(self, day_n: int, lines: Iterable[Mapping | str], name: str = "part-0.jsonl") -> Path:
         """Put a JSON Lines file into an arrival day's folder."""
-        folder = self.folder(day_n)
-        path = folder / name
-        path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+        path = self.folder(day_n) / name
+        text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+        if in_object_store(folder := url_of(path.parent)):
+            replace_file(folder, name, text.encode())
+        else:
+            path.write_text(text)
         return path
 
     def folder(self, day_n: int) -> Path:
@@ -217,11 +227,13 @@ class Pipeline:
         return launched
 
     def log(self, name: str) -> DeltaTable:
-        return DeltaTable(str(self.warehouse / name))
+        return delta_log(url_of(self.warehouse / name)).load()
 
     def rows(self, name: str) -> list[dict]:
         """A table's rows, read by an engine that is not Spark."""
-        return self.log(name).to_pyarrow_table().to_pylist()
+        url = url_of(self.warehouse / name)
+        filesystem = folder_filesystem(url) if in_object_store(url) else None
+        return self.log(name).to_pyarrow_table(filesystem=filesystem).to_pylist()
 
     def digests(self) -> dict[str, dict[str, str]]:
         """The digest of every day of every table, computed from the rows of its files.
@@ -231,7 +243,7 @@ class Pipeline:
         digests = {}
         for name, table in tables_of(self.settings).items():
             # A run that was killed may have left a folder that is no table yet.
-            if not DeltaTable.is_deltatable(str(self.warehouse / name)):
+            if load_log(url_of(self.warehouse / name)) is None:
                 continue
             keys = self._file_keys(name, table)
             if new_days := [d for d, key in keys.items() if key not in _DIGESTS]:
@@ -249,17 +261,16 @@ class Pipeline:
 
     def _file_keys(self, name: str, table: Table) -> dict[date, Hashable]:
         """By day, what its rows follow from: the columns, and the files with size and time."""
-        log, folder = self.log(name), self.warehouse / name
+        log, folder = self.log(name), url_of(self.warehouse / name)
+        filesystem, _ = open_store(folder)
         # A deletion vector changes the rows of a file: then each version is computed anew.
         vectors = "deletionVectors" in (log.protocol().reader_features or ())
-        version = (str(folder), log.version()) if vectors else ()
+        version = (folder, log.version()) if vectors else ()
         files = defaultdict(set)
         for action in pa.table(log.get_add_actions(flatten=True)).to_pylist():
-            path = unquote(action["path"]).removeprefix("file://")
-            stat = (folder / path).stat()
-            files[action[f"partition.{table.partition}"]].add(
-                (path, stat.st_size, stat.st_mtime_ns)
-            )
+            path = resolve_path(folder, action["path"])
+            (info,) = filesystem.get_file_info([open_store(path)[1]])
+            files[action[f"partition.{table.partition}"]].add((path, info.size, info.mtime_ns))
         return {
             d: (*version, str(table.columns), frozenset(day_files))
             for d, day_files in files.items()

@@ -17,8 +17,8 @@ import pytest
 
 from backfill_assets.postgres import PooledEventLog
 from backfill_assets_tests.conftest import SHORT, SMALL
+from backfill_assets_tests.helpers import object_stores, s3_server
 from backfill_assets_tests.helpers import pipeline as pipelines
-from backfill_assets_tests.helpers import s3_server
 from backfill_assets_tests.helpers.conformance_life import Digests, conformance_life
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
 from backfill_assets_tests.helpers.paths import PROJECT
@@ -26,10 +26,10 @@ from backfill_assets_tests.helpers.spark_cluster import MASTER, run_cluster
 
 #: Where a nested session writes its digests.
 RESULT = "BACKFILL_TEST_DIGESTS"
-ON_S3 = s3_server.FOLDER in os.environ
+IN_STORE = object_stores.PLACE in os.environ
 pytestmark = pytest.mark.timeout(1800)
 outermost = pytest.mark.skipif(
-    ON_S3 or "SPARK_REMOTE" in os.environ or MASTER in os.environ,
+    IN_STORE or "SPARK_REMOTE" in os.environ or MASTER in os.environ,
     reason="this session runs on such a back end",
 )
 
@@ -96,7 +96,16 @@ def test_a_life_on_s3(expected, tmp_path):
         assert server.requests("inner")["PutObject"]
 
 
-@pytest.mark.skipif(not ON_S3, reason="`test_object_storage` runs it on S3")
+@outermost
+@pytest.mark.skipif(not object_stores.GCS_PROGRAM, reason=object_stores.MISSING)
+def test_a_life_on_google_cloud_storage(expected, tmp_path):
+    with object_stores.gcs_server(tmp_path) as server:
+        variables = {**server.environment, **object_stores.place(tmp_path, server.url)}
+        assert run_life(tmp_path, tmp_path / "inner", **variables) == expected
+        assert server.has_written("inner")
+
+
+@pytest.mark.skipif(not IN_STORE, reason="`test_object_storage` runs it on S3")
 @pytest.mark.parametrize("local", ["landing", "warehouse"])
 def test_a_life_of_which_a_part_is_on_local_disks(engine, spark, tmp_path, local):
     conformance_life(engine, tmp_path, **{local: str(tmp_path / local)})

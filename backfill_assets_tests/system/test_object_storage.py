@@ -1,4 +1,4 @@
-"""Landing and warehouse on S3: a server of the test's own, and the suite's core on it."""
+"""Landing and warehouse in object stores: servers of the test's own, and the suite's core on S3."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -26,21 +27,16 @@ from backfill_assets.landing.listing import HOUR_FOLDERS, folder_name, list_land
 from backfill_assets.landing.samples import sample_values
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.filesystems import folder_filesystem
-from backfill_assets.spark.jars import fetch_s3_jars
-from backfill_assets.spark.known_jars import LOG_STORE
+from backfill_assets.spark.filesystems import folder_filesystem, open_store
+from backfill_assets.spark.jars import fetch_store_jars
+from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import LASTING, SMALL
+from backfill_assets_tests.helpers import object_stores
 from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.object_stores import BUCKET, PLACE, Emulator
 from backfill_assets_tests.helpers.paths import CDNOW
 from backfill_assets_tests.helpers.postgres import option
-from backfill_assets_tests.helpers.s3_server import (
-    BUCKET,
-    FOLDER,
-    MISSING,
-    PROGRAM,
-    S3Server,
-    s3_server,
-)
+from backfill_assets_tests.helpers.s3_server import MISSING, PROGRAM, S3Server, s3_server
 
 #: Commits of each driver that races.
 COMMITS = 6
@@ -59,15 +55,33 @@ CHOICE = (
 
 pytestmark = [
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(FOLDER in os.environ, reason="this is the run on S3"),
-    pytest.mark.skipif(not PROGRAM, reason=MISSING),
+    pytest.mark.skipif(PLACE in os.environ, reason="this is the run in a store"),
 ]
+#: By name, the program of a store and what runs it.
+STORES: dict[str, tuple[str, Callable[[Path], AbstractContextManager[S3Server | Emulator]]]] = {
+    "s3": (PROGRAM, s3_server),
+    "google": (object_stores.GCS_PROGRAM, object_stores.gcs_server),
+}
 
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[S3Server]:
+    if not PROGRAM:
+        pytest.skip(MISSING)
     with s3_server(tmp_path) as server:
         yield server
+
+
+@pytest.fixture(params=STORES)
+def bucket(request, tmp_path, monkeypatch) -> Iterator[str]:
+    """The URL of a bucket in each store, of which the test's own process knows."""
+    program, run_store = STORES[request.param]
+    if not program:
+        pytest.skip(object_stores.MISSING)
+    with run_store(tmp_path) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        yield store.url
 
 
 def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
@@ -120,7 +134,7 @@ def test_a_life_of_which_a_part_is_on_s3(server):
 def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkeypatch):
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    fetch_s3_jars(load_settings().jars)
+    fetch_store_jars(load_settings().jars, S3)
     with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
         output = run_on(server, "whole", *option(), "system/test_cdnow.py", SPARK_REMOTE=url)
         assert "1 passed" in output
@@ -218,7 +232,7 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
             check=False,
         )
     message = result.stderr.splitlines()[-1]
-    assert f"{LOG_STORE} must be" in message
+    assert f"{S3.log_store_setting()} must be" in message
     assert message.startswith("backfill_assets.spark.jars.EngineError: the Spark Connect server at")
     assert message.endswith("nothing was written.")
 
@@ -226,15 +240,17 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
 #: Writes a commit where one may be, and prints how that ended.
 COMMIT = """
 import sys
+from functools import reduce
 from py4j.protocol import Py4JJavaError
 from backfill_assets.spark.session import Engine
+from backfill_assets.spark.stores import store_of
 from backfill_assets.settings import load_settings
 url, line = sys.argv[1:]
 spark = Engine.from_settings(load_settings(spark_master="local[1]", warehouse=url)).spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
 lines = jvm.java.util.ArrayList()
 lines.add(line)
-store = jvm.backfill_assets.ConditionalLogStore(conf)
+store = reduce(getattr, store_of(url).log_store.split("."), jvm)(conf)
 path = jvm.org.apache.hadoop.fs.Path(f"{url}/_delta_log/1.json")
 for overwrite in (False, False, True):
     try:
@@ -246,24 +262,29 @@ for overwrite in (False, False, True):
 """
 
 
-def test_spark_overwrites_no_commit_that_it_has_not_looked_for(server, monkeypatch):
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
+    filesystem, root = open_store(f"{bucket}/w/_delta_log")
+    filesystem.create_dir(root, recursive=True)
+
+    def read_commit() -> bytes:
+        with filesystem.open_input_stream(f"{root}/1.json") as stream:
+            return stream.read()
+
     answers = []
     for line in ("first", "second"):
         result = subprocess.run(
-            [sys.executable, "-c", COMMIT, f"s3a://{BUCKET}/w", line],
+            [sys.executable, "-c", COMMIT, f"{bucket}/w", line],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
         answers += result.stdout.split()
         if line == "first":
-            assert (server.bucket / "w/_delta_log/1.json").read_text() == "first\n"
+            assert read_commit() == b"first\n"
     refused = "java.nio.file.FileAlreadyExistsException"
     assert answers == ["written", refused, "written", refused, refused, "written"]
-    assert (server.bucket / "w/_delta_log/1.json").read_text() == "second\n"
+    assert read_commit() == b"second\n"
 
 
 #: Commits one row after the other, and prints those of which it was told that they are there.
@@ -289,12 +310,10 @@ for n in range(int(count)):
 """
 
 
-def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
+def test_no_commit_of_several_drivers_is_lost(bucket, monkeypatch):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
-    url = f"s3a://{BUCKET}/contested"
+    url = f"{bucket}/contested"
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))
     drivers = [

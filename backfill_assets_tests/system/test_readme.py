@@ -172,7 +172,7 @@ KNOWN = {
     r"backfill-assets (sample --days .*|init shop)": run_elsewhere,
     r"dagster asset materialize .*": run_command,
     r"dagster definitions validate .*": run_command,
-    r"backfill-assets (doctor|jars --s3)": run_command,
+    r"backfill-assets (doctor|jars --(s3|gs))": run_command,
     r"backfill-assets password \w+": check_password,
     r"dagster job execute .*": run_command,
     # Not ours: for Amazon's clients, for a proxy, for Dagster's storage.

@@ -1,0 +1,102 @@
+"""Object stores of a test's own, on loopback, and folders that a process takes for their URLs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from backfill_assets_tests.helpers.process_kills import wait_for
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "backfill_assets")
+BUCKET = "lake"
+#: A folder, and the URL that it is to be taken for, with a line between.
+PLACE = "BACKFILL_TEST_STORE"
+
+
+def find_program(name: str, pattern: str) -> str:
+    """A program on the PATH, or in the cache by a pattern; empty if it is in neither."""
+    cached = sorted(CACHE.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    return shutil.which(name) or next(map(str, cached), "")
+
+
+def place(folder: Path, url: str) -> dict[str, str]:
+    """The variable of a process for which a folder is that URL."""
+    return {PLACE: f"{folder}\n{url}"}
+
+
+def url_of(path: Path) -> str:
+    """A folder as the settings are to name it: by its URL, if it lies in an object store."""
+    if PLACE in os.environ:
+        folder, url = os.environ[PLACE].split("\n")
+        if path.is_relative_to(folder):
+            return f"{url}/{path.relative_to(folder)}"
+    return str(path)
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A server that keeps its objects in memory.
+
+    Attributes:
+        url: of its bucket.
+        environment: what a client's environment is to have.
+        log: its requests.
+    """
+
+    url: str
+    environment: Mapping[str, str]
+    log: Path
+
+    def has_written(self, what: str) -> bool:
+        """Whether something was put into it whose name has a text in it."""
+        lines = self.log.read_text().splitlines()
+        return any(what in line and ("PUT" in line or "POST" in line) for line in lines)
+
+
+GCS_PROGRAM = find_program("", "gcs-server-*/gcs-server")
+MISSING = "there is no Google Cloud Storage here: make gcs-server builds one"
+
+
+@contextmanager
+def gcs_server(folder: Path) -> Iterator[Emulator]:
+    """Google Cloud Storage on a free port, until the end."""
+    address = f"127.0.0.1:{free_port()}"
+    environment = {"STORAGE_EMULATOR_HOST": f"http://{address}"}
+    with run_server([GCS_PROGRAM, address, BUCKET], address, folder / "gcs.log") as log:
+        yield Emulator(f"gs://{BUCKET}", environment, log)
+
+
+@contextmanager
+def run_server(command: Sequence[str], address: str, log: Path, **more: str) -> Iterator[Path]:
+    """A server until the end, with more variables; what it says is in the log."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **more}
+        )
+    try:
+        wait_for(lambda: process.poll() is not None or is_listening(address))
+        assert process.poll() is None, log.read_text()
+        yield log
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def is_listening(address: str) -> bool:
+    """Whether somebody listens at `host:port`."""
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
