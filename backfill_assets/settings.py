@@ -127,6 +127,8 @@ class Settings(BaseSettings):
         keep_runs_days: for so many days housekeeping keeps the logs and all events of a run.
         keep_plans_days: for so many days it keeps plans that have ended, or were never launched.
         webhook: where alerts are posted; none means that there are no alerts.
+        metrics_file: where the sensor `watch_days` writes the metrics for Prometheus; none writes
+            none.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
         ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
@@ -173,6 +175,7 @@ class Settings(BaseSettings):
     keep_runs_days: int = Field(default=90, ge=1, le=36500)
     keep_plans_days: int = Field(default=365, ge=1, le=36500)
     webhook: str | None = None
+    metrics_file: Path | None = None
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
@@ -259,7 +262,7 @@ class Settings(BaseSettings):
         check_spark_conf(value)
         return value
 
-    @field_validator("jars", "ui_passwords")
+    @field_validator("jars", "ui_passwords", "metrics_file")
     @classmethod
     def _expand_path(cls, value: Path | None) -> Path | None:
         return value and value.expanduser().resolve()

@@ -47,6 +47,7 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.git_commit is None
     assert settings.ui_url == "http://127.0.0.1:3000"
     assert settings.ui_passwords is None
+    assert settings.metrics_file is None
     assert settings.spark_master == "local[*]"
     assert settings.spark_remote is None
     assert settings.spark_conf == {}
@@ -91,6 +92,7 @@ GOOD = [
     ("BACKFILL_ASSETS_KEEP_RUNS_DAYS", "1", "keep_runs_days", 1),
     ("BACKFILL_ASSETS_KEEP_PLANS_DAYS", "1", "keep_plans_days", 1),
     ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
+    ("BACKFILL_ASSETS_METRICS_FILE", "/a/../b.prom", "metrics_file", Path("/b.prom")),
     ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
     ("BACKFILL_ASSETS_LOCATION", "shop", "location", "shop"),
     ("BACKFILL_ASSETS_OWNERS", "team:data,a@b.org", "owners", "team:data,a@b.org"),
@@ -306,6 +308,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "rejected_alert": 0.3,
         "rejected_hold": 1.0,
         "webhook": "https://chat/hook",
+        "metrics_file": "/metrics.prom",
         "git_commit": "f6f017c",
         "ui_url": "http://dagster",
         "ui_passwords": "/people",

@@ -218,7 +218,7 @@ def _run_events(
             action,
             _run_command(run),
             outcome,
-            _run_seconds(record),
+            run_seconds(record),
             is_build=run.job_name not in _JOBS,
         )
 
@@ -314,7 +314,7 @@ def _job_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEven
             ):
                 outcome = _run_outcome(instance, run, job.good, job.bad)
                 action = job.action.format(backfill, run.run_id[:8])
-                command, seconds = job.command(run), _run_seconds(record)
+                command, seconds = job.command(run), run_seconds(record)
                 yield HistoryEvent(_start_time(record), action, command, outcome, seconds)
 
 
@@ -322,7 +322,8 @@ def _start_time(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
-def _run_seconds(record: dg.RunRecord) -> float | None:
+def run_seconds(record: dg.RunRecord) -> float | None:
+    """Duration of a run; None if it has not ended."""
     if record.start_time is None or record.end_time is None:
         return None
     return record.end_time - record.start_time

@@ -18,7 +18,7 @@ from backfill_assets.escaping import escape_terminal
 
 #: The commands by family, each with its module; a command is the function of the same name.
 _FAMILIES = {
-    "Tables": {"show": "tables", "status": "tables", "history": "tables"},
+    "Tables": {"show": "tables", "status": "tables", "history": "tables", "metrics": "tables"},
     "Backfills": {
         "materialize": "materialize",
         "plan": "backfill",

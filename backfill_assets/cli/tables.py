@@ -1,10 +1,12 @@
-"""The commands `show`, `status` and `history` of tables: they compute nothing and start no JVM."""
+"""The commands `show`, `status`, `history` and `metrics`: they compute nothing, start no JVM."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +18,8 @@ from backfill_assets.report import ReportTable
 from backfill_assets.settings import PREFIX, load_settings
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledger
     from backfill_assets.monitoring.states import DayState, Snapshot
@@ -107,12 +111,12 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     refuse_no_warehouse(deployment)
     from backfill_assets.calendar.partitions import format_ranges, to_ranges
     from backfill_assets.monitoring.incidents import closed_days_text
-    from backfill_assets.monitoring.states import STATE_MEANINGS, day_states
+    from backfill_assets.monitoring.states import STATE_MEANINGS
 
-    snapshot = _read_snapshot(deployment)
-    states_by_table = {
-        name: _group_by_state(day_states(name, snapshot)) for name in tables or snapshot.ledgers
-    }
+    with _open_snapshot(deployment) as (snapshot, _):
+        states_by_table = {
+            name: _group_by_state(snapshot.states_of(name)) for name in tables or snapshot.ledgers
+        }
     states = dict.fromkeys(
         state for days_by_state in states_by_table.values() for state in days_by_state
     )
@@ -138,8 +142,9 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 
 
-def _read_snapshot(deployment: Deployment) -> Snapshot:
-    """The inputs of the day states; without DAGSTER_HOME, from an empty Dagster instance."""
+@contextmanager
+def _open_snapshot(deployment: Deployment) -> Iterator[tuple[Snapshot, dg.DagsterInstance]]:
+    """The inputs of the day states, and Dagster's instance: without DAGSTER_HOME, an empty one."""
     import dagster as dg
 
     from backfill_assets.monitoring.incidents import read_snapshot
@@ -147,9 +152,10 @@ def _read_snapshot(deployment: Deployment) -> Snapshot:
     with (
         parameters.open_instance()
         if parameters.dagster_home()
-        else dg.DagsterInstance.ephemeral() as dagster
+        else dg.DagsterInstance.ephemeral() as instance
     ):
-        return read_snapshot(deployment, dagster, datetime.now(deployment.settings.zone))
+        now = datetime.now(deployment.settings.zone)
+        yield read_snapshot(deployment, instance, now), instance
 
 
 def _group_by_state(state_by_day: Any) -> dict[DayState, list[date]]:
@@ -205,3 +211,27 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
             out.print_table(commits.format_history(deployment, table, partitions))
     except ValueError as error:  # no such commit
         raise Finding(f"{error}") from error
+
+
+@command("metrics", "metrics --file backfill_assets.prom")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Replace this file by them; else they are printed.",
+)
+def metrics(out: Output, file: Path | None) -> None:
+    """States, backlog and incidents for Prometheus, in its text format.
+
+    Without DAGSTER_HOME it cannot know of days whose last run failed a check, nor how long runs
+    took.
+    """
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
+    from backfill_assets.monitoring.metrics import format_metrics, read_metrics, write_metrics
+
+    with _open_snapshot(deployment) as (snapshot, instance):
+        registry = read_metrics(deployment, snapshot, instance)
+    if file:
+        write_metrics(file, registry)
+    else:
+        click.echo(format_metrics(registry), nl=False)

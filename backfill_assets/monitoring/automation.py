@@ -13,13 +13,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import dagster as dg
-from dagster import AssetKey
 from pydantic import Field
 
 from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
-from backfill_assets.backfills.state_store import active_ids
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
@@ -31,6 +29,7 @@ from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.publish.io_manager import latest_materializations
+from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.tables.table import Table
 
@@ -76,10 +75,10 @@ def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
 def _evaluate_checks(snapshot: states.Snapshot) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
     for name in snapshot.ledgers:
-        state_by_day = states.day_states(name, snapshot)
+        state_by_day = snapshot.states_of(name)
         newest = max(snapshot.ledgers[name].published_days, default=None)
         yield dg.AssetCheckEvaluation(
-            asset_key=AssetKey(name),
+            asset_key=dg.AssetKey(name),
             check_name=_DAYS,
             passed=all(state.is_good for state in state_by_day.values()),
             description=states.describe_states(state_by_day) or "every day is in order",
@@ -94,7 +93,7 @@ def _evaluate_checks(snapshot: states.Snapshot) -> Iterator[dg.AssetCheckEvaluat
     for name in snapshot.frozen_tables:
         changed = states.changed_final_days(name, snapshot)
         yield dg.AssetCheckEvaluation(
-            asset_key=AssetKey(name),
+            asset_key=dg.AssetKey(name),
             check_name=_FINAL_DAYS,
             passed=not changed,
             description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
@@ -102,7 +101,7 @@ def _evaluate_checks(snapshot: states.Snapshot) -> Iterator[dg.AssetCheckEvaluat
             metadata={"final days": len(snapshot.final_by_table[name]), "changed": len(changed)},
         )
         yield dg.AssetCheckEvaluation(
-            asset_key=AssetKey(name),
+            asset_key=dg.AssetKey(name),
             check_name=_ONE_CODE,
             passed=not mixed,
             description="\n".join(map(escape_markdown, mixed))
@@ -196,7 +195,7 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
     final days that are behind their inputs within a backfill are not open.
     """
     return not (
-        active_ids(instance)
+        state_store.active_ids(instance)
         or next_runs.tables_in_progress(instance, monitor.deployment.tables)
         or is_mixed(monitor.deployment)
     )
@@ -222,6 +221,8 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
             save_versions(monitor.deployment.settings.warehouse, snapshot.ledgers)
+        if monitor.deployment.settings.metrics_file:
+            _write_metrics(context, monitor.deployment, snapshot)
         for evaluation in _evaluate_checks(snapshot):
             name = evaluation.asset_check_key.to_user_string()
             current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
@@ -232,6 +233,21 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         return dg.SensorResult(asset_events=events, cursor=json.dumps(current))
 
     return watch_days
+
+
+def _write_metrics(
+    context: dg.SensorEvaluationContext, deployment: Deployment, snapshot: states.Snapshot
+) -> None:
+    """Write the metrics of a look; a file that cannot be written must not end the look."""
+    # Not at the top: a deployment without metrics loads no client of Prometheus.
+    from backfill_assets.monitoring.metrics import read_metrics, write_metrics
+
+    path = deployment.settings.metrics_file
+    assert path is not None
+    try:
+        write_metrics(path, read_metrics(deployment, snapshot, context.instance))
+    except OSError as error:
+        context.log.warning(f"{PREFIX}METRICS_FILE={path} cannot be written: {error}")
 
 
 #: Sundays at noon, in the business time zone: far from the nightly runs.
@@ -399,7 +415,7 @@ def _run_request(
         run_key=_run_key(request, night),
         job_name=_JOB_NAMES[_request_cadence(monitor, request)],
         asset_selection=[
-            AssetKey(name)
+            dg.AssetKey(name)
             for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
         ],
         tags={

@@ -6,7 +6,6 @@ from datetime import date, datetime, timedelta
 from threading import Lock
 
 import dagster as dg
-from dagster import AssetKey
 
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.calendar.partitions import DAY, format_ranges, to_windows
@@ -39,7 +38,7 @@ _CLOSED = (
 
 def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
-    states_by_table = {name: states.day_states(name, snapshot) for name in snapshot.ledgers}
+    states_by_table = {name: snapshot.states_of(name) for name in snapshot.ledgers}
     changed = {name: states.changed_final_days(name, snapshot) for name in snapshot.frozen_tables}
     incidents: list[Incident] = []
 
@@ -362,7 +361,7 @@ def _read_failed_checks(
     deployment: Deployment, table: Table, instance: dg.DagsterInstance
 ) -> dict[date, set[str]]:
     """Return the days that their last run did not publish because of checks, with the checks."""
-    key, partitions = AssetKey(table.name), table.grain.partitions_def(deployment.settings)
+    key, partitions = dg.AssetKey(table.name), table.grain.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = internals.get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:

@@ -109,6 +109,16 @@ class Snapshot:
         """The graph of the tables."""
         return graph_of_ledgers(self.ledgers, self.policy)
 
+    def states_of(self, table: str) -> dict[date, DayState]:
+        """Return the states of a table's days; computed once."""
+        if table not in self._states:
+            self._states[table] = day_states(table, self)
+        return self._states[table]
+
+    @cached_property
+    def _states(self) -> dict[str, dict[date, DayState]]:
+        return {}
+
     @cached_property
     def closed_by_log(self) -> Mapping[str, set[date]]:
         """By raw log, the days final in all its frozen tables; if none, in all that close."""

@@ -105,6 +105,7 @@ def end_bad_settings(end: Run) -> None:
 def end_looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     end("days are published", "show")
     end("days are missing", "status")
+    end("days are missing", "metrics")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "backfill_assets.monitoring.states.day_states", lambda *_: {JAN[0]: DayState.FINAL}
@@ -196,7 +197,13 @@ def end_without_deployment(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (["plan", "2024-01-01"], ["plans"], ["backfill", "2024-01-01"], ["ui"]):
         end("no DAGSTER_HOME", *command)
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", "no_warehouse")
-    for command in (["show"], ["status"], ["history", FACT.name], ["verify", "2024-01-01"]):
+    for command in (
+        ["show"],
+        ["metrics"],
+        ["status"],
+        ["history", FACT.name],
+        ["verify", "2024-01-01"],
+    ):
         end("no warehouse", *command)
     for command in (["maintain"], ["migrate"], ["forget", "rates", "TRUE"]):
         end("no warehouse", *command)

@@ -41,6 +41,7 @@ VALUES = {
     "KEEP_RUNS_DAYS": "3",
     "KEEP_PLANS_DAYS": "3",
     "WEBHOOK": "https://example.org/hook",
+    "METRICS_FILE": "/metrics.prom",
     "GIT_COMMIT": "c0ffee",
     "UI_URL": "https://example.org",
     "STALLED_AFTER": "60",
