@@ -175,6 +175,8 @@ def make_io_manager(deployment: Deployment, engine: Engine) -> DataFrameIOManage
         git_dirty=code.dirty,
         undo_days=deployment.settings.undo_days,
         stalled_after=deployment.settings.stalled_after,
+        lineage=deployment.settings.lineage,
+        landing=deployment.settings.landing,
         tables=deployment.settings.tables,
         config_digest=deployment.settings.digest,
         config_digests=deployment.config_digests,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -129,6 +130,7 @@ class Settings(BaseSettings):
         webhook: where alerts are posted; none means that there are no alerts.
         metrics_file: where the sensor `watch_days` writes the metrics for Prometheus; none writes
             none.
+        lineage: the namespace of jobs in OpenLineage events; none sends no events.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
         ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
@@ -176,6 +178,7 @@ class Settings(BaseSettings):
     keep_plans_days: int = Field(default=365, ge=1, le=36500)
     webhook: str | None = None
     metrics_file: Path | None = None
+    lineage: str | None = None
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
@@ -230,6 +233,13 @@ class Settings(BaseSettings):
         if value is not None and not re.match(r"https?://[^/\s]", value):
             raise ValueError("must be an http:// or https:// URL")
         return value and value.rstrip("/")
+
+    @field_validator("lineage")
+    @classmethod
+    def _check_client(cls, value: str | None) -> str | None:
+        if value and not find_spec("openlineage"):
+            raise ValueError("needs a package: pip install 'backfill-assets[openlineage]'")
+        return value
 
     @field_validator("owners")
     @classmethod

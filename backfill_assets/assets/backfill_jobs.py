@@ -298,6 +298,7 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
                 context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
                 for events in publisher.events(context.instance, table, day_results):
                     yield from events
+                publisher.report_commits(context, context.run, table, day_results)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)

@@ -191,6 +191,7 @@ def _build_switch_job(
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
                 for events in publisher.events(context.instance, table, results):
                     yield from events
+                publisher.report_commits(context, run, table, results)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)

@@ -156,6 +156,7 @@ class DeltaIOManager(publisher.Publisher):
                     table = candidate.plan.table
                     for events in self.events(step.instance, table, results, task_figures):
                         yield from internals.stored_events(step, events)
+                    self.report_commits(context, step.dagster_run, table, results)
             except publisher.CommitRaceError as error:
                 wait = random.uniform(0.1, 0.5) * min(step.previous_attempt_count + 1, 4)
                 raise dg.RetryRequested(publisher.ATTEMPTS, wait) from error
@@ -215,6 +216,22 @@ class DeltaIOManager(publisher.Publisher):
             withdrawn = result.outcome is Outcome.WITHDRAWN
             check_events += check_evaluations(table, result.verdict, target, blocks=not withdrawn)
         yield check_events
+
+    def report_commits(
+        self,
+        context: dg.OutputContext | dg.OpExecutionContext,
+        run: dg.DagsterRun,
+        table: Table,
+        results: Sequence[DayResult],
+    ) -> None:
+        """Send OpenLineage events of days if the setting says so; what fails is a warning."""
+        if self.lineage is None or self.destination.compares:
+            return
+        # Not at the top: a deployment without lineage does not need the package.
+        from backfill_assets.publish.lineage import send_events
+
+        for problem in send_events(self, run, table, results):
+            context.log.warning(f"lineage: {problem}")
 
     def _build_materialization(
         self, table: Table, result: DayResult, task_figures: Mapping[str, Any]

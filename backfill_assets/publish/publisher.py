@@ -177,6 +177,8 @@ class Publisher(dg.ConfigurableIOManager):
         git_dirty: whether the code differs from that commit; None if unknown.
         undo_days: for how many days a new table keeps replaced files.
         stalled_after: seconds after which a step logs the query it waits for; 0 for never.
+        lineage: the namespace of jobs in OpenLineage events; None sends no events.
+        landing: where the files of sources lie.
     """
 
     engine: Engine
@@ -190,6 +192,8 @@ class Publisher(dg.ConfigurableIOManager):
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
     stalled_after: int = 0
+    lineage: str | None = None
+    landing: str = ""
     _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
     _destination: Destination | None = PrivateAttr(default=None)
 

@@ -42,6 +42,7 @@ VALUES = {
     "KEEP_PLANS_DAYS": "3",
     "WEBHOOK": "https://example.org/hook",
     "METRICS_FILE": "/metrics.prom",
+    "LINEAGE": "shop",
     "GIT_COMMIT": "c0ffee",
     "UI_URL": "https://example.org",
     "STALLED_AFTER": "60",
