@@ -177,6 +177,7 @@ def make_io_manager(deployment: Deployment, engine: Engine) -> DataFrameIOManage
         stalled_after=deployment.settings.stalled_after,
         lineage=deployment.settings.lineage,
         landing=deployment.settings.landing,
+        catalog=deployment.settings.catalog,
         tables=deployment.settings.tables,
         config_digest=deployment.settings.digest,
         config_digests=deployment.config_digests,

@@ -131,6 +131,7 @@ class Settings(BaseSettings):
         metrics_file: where the sensor `watch_days` writes the metrics for Prometheus; none writes
             none.
         lineage: the namespace of jobs in OpenLineage events; none sends no events.
+        catalog: where tables are registered, as `catalog.schema`; none registers none.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
         ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
@@ -179,6 +180,7 @@ class Settings(BaseSettings):
     webhook: str | None = None
     metrics_file: Path | None = None
     lineage: str | None = None
+    catalog: str | None = Field(default=None, pattern=r"^\w+\.\w+$")
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")

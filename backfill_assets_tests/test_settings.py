@@ -49,6 +49,7 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.ui_passwords is None
     assert settings.metrics_file is None
     assert settings.lineage is None
+    assert settings.catalog is None
     assert settings.spark_master == "local[*]"
     assert settings.spark_remote is None
     assert settings.spark_conf == {}
@@ -95,6 +96,7 @@ GOOD = [
     ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
     ("BACKFILL_ASSETS_METRICS_FILE", "/a/../b.prom", "metrics_file", Path("/b.prom")),
     ("BACKFILL_ASSETS_LINEAGE", "shop", "lineage", "shop"),
+    ("BACKFILL_ASSETS_CATALOG", "main.shop", "catalog", "main.shop"),
     ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
     ("BACKFILL_ASSETS_LOCATION", "shop", "location", "shop"),
     ("BACKFILL_ASSETS_OWNERS", "team:data,a@b.org", "owners", "team:data,a@b.org"),
@@ -312,6 +314,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "webhook": "https://chat/hook",
         "metrics_file": "/metrics.prom",
         "lineage": "shop",
+        "catalog": "main.shop",
         "git_commit": "f6f017c",
         "ui_url": "http://dagster",
         "ui_passwords": "/people",

@@ -242,7 +242,7 @@ def is_empty(ledger: Ledger) -> bool:
 
 def _column_ddl(table: Table, column: T.StructField) -> str:
     required = "" if column.nullable else " NOT NULL"
-    comment = _escape_sql(table.columns[column.name].description or "")
+    comment = escape_sql(table.columns[column.name].description or "")
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
@@ -307,5 +307,6 @@ def add_columns(session: SessionFactory, url: str, ledger: Ledger) -> bool:
     return add_constraints(session, url, table, rules) or bool(new)
 
 
-def _escape_sql(text: str) -> str:
+def escape_sql(text: str) -> str:
+    """Escape a text for a literal in single quotes."""
     return text.replace("\\", "\\\\").replace("'", "\\'")

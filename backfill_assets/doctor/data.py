@@ -16,6 +16,7 @@ from deltalake.table import (
 from pyspark.sql import SparkSession
 
 from backfill_assets.calendar.partitions import format_ranges, to_windows
+from backfill_assets.delta.catalog import misplaced
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
@@ -29,7 +30,7 @@ from backfill_assets.monitoring.incidents import clock_incidents, table_incident
 from backfill_assets.monitoring.next_runs import unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Snapshot
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.spark.session import Engine, is_shared
+from backfill_assets.spark.session import SPARK_ERRORS, Engine, first_error_line, is_shared
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.sources import Source
 
@@ -231,10 +232,28 @@ def check_engine(deployment: Deployment, *, start: bool) -> Iterator[CheckResult
             raise ValueError("the engine cannot count to 3")
         if not deployment.settings.spark_remote:
             _write_table(spark)
+        yield from _check_catalog(deployment, spark)
     finally:
         if not is_shared(deployment.settings.spark_remote or ""):
             spark.stop()
     yield ok(f"Spark {spark.version} answers, with the settings that it must have")
+
+
+def _check_catalog(deployment: Deployment, spark: SparkSession) -> Iterator[CheckResult]:
+    """Names of the catalog that point elsewhere."""
+    if not (catalog := deployment.settings.catalog):
+        return
+    for name in deployment.tables:
+        full_name = f"{catalog}.`{name}`"
+        try:
+            problem = misplaced(spark, full_name, deployment.table_url(name))
+        except SPARK_ERRORS as error:
+            fix = f"see that the catalog answers, and that the files of {full_name} are there"
+            yield wrong(f"{full_name}: {first_error_line(error)}", fix)
+            continue
+        if problem:
+            fix = f"DROP TABLE {full_name} leaves the files of a table; the next run registers it"
+            yield wrong(problem, fix)
 
 
 def _write_table(spark: SparkSession) -> None:

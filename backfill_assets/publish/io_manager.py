@@ -25,6 +25,7 @@ from backfill_assets.calendar.partitions import (
     to_windows,
 )
 from backfill_assets.dagster_ext import internals
+from backfill_assets.delta.catalog import register_table
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.publish import publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
@@ -224,14 +225,26 @@ class DeltaIOManager(publisher.Publisher):
         table: Table,
         results: Sequence[DayResult],
     ) -> None:
-        """Send OpenLineage events of days if the setting says so; what fails is a warning."""
-        if self.lineage is None or self.destination.compares:
-            return
-        # Not at the top: a deployment without lineage does not need the package.
-        from backfill_assets.publish.lineage import send_events
+        """Send OpenLineage events and register the table, as the settings say.
 
-        for problem in send_events(self, run, table, results):
-            context.log.warning(f"lineage: {problem}")
+        What fails is a warning.
+        """
+        if self.lineage is not None and not self.destination.compares:
+            # Not at the top: a deployment without lineage does not need the package.
+            from backfill_assets.publish.lineage import send_events
+
+            for problem in send_events(self, run, table, results):
+                context.log.warning(f"lineage: {problem}")
+        if self.catalog is None or self._destination is not None:
+            return
+        if all(x.version is None or x.outcome is Outcome.IDENTICAL for x in results):
+            return
+        name = f"{self.catalog}.{table.name}"
+        if problem := register_table(self.start_session, self.catalog, table, self.url(table)):
+            context.log.warning(
+                f"{table.name} is published, but it is not in the catalog as {name}: {problem}. "
+                "The next run that publishes days of it tries again"
+            )
 
     def _build_materialization(
         self, table: Table, result: DayResult, task_figures: Mapping[str, Any]

@@ -179,6 +179,7 @@ class Publisher(dg.ConfigurableIOManager):
         stalled_after: seconds after which a step logs the query it waits for; 0 for never.
         lineage: the namespace of jobs in OpenLineage events; None sends no events.
         landing: where the files of sources lie.
+        catalog: where tables are registered, as `catalog.schema`; None registers none.
     """
 
     engine: Engine
@@ -194,6 +195,7 @@ class Publisher(dg.ConfigurableIOManager):
     stalled_after: int = 0
     lineage: str | None = None
     landing: str = ""
+    catalog: str | None = None
     _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
     _destination: Destination | None = PrivateAttr(default=None)
 

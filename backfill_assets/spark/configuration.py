@@ -60,6 +60,8 @@ DELTA_CONF = {
 _LOOPBACK_CONF = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
 #: A path without a scheme is a local one, whatever HADOOP_CONF_DIR says.
 _LOCAL_PATHS_CONF = {"spark.hadoop.fs.defaultFS": "file:///"}
+#: Spark's own catalog is a Hive metastore then; else it ends with the engine.
+_METASTORE_CONF = {"spark.sql.catalogImplementation": "hive"}
 #: Masters that pass files from driver to executors through the default file system.
 _STAGING_MASTERS = ("yarn", "k8s:")
 #: Options of a JVM, which are appended to ours.
@@ -162,6 +164,7 @@ def _driver_config(settings: Settings, extra: Mapping[str, str]) -> dict[str, An
         **static_config(deployment_conf.get("spark.driver.extraJavaOptions", "")),
         **(_LOOPBACK_CONF if is_local(master) else {}),
         **({} if master.startswith(_STAGING_MASTERS) else _LOCAL_PATHS_CONF),
+        **(_METASTORE_CONF if (settings.catalog or "").startswith("spark_catalog.") else {}),
         **extra,
     }
     added = {

@@ -43,6 +43,7 @@ VALUES = {
     "WEBHOOK": "https://example.org/hook",
     "METRICS_FILE": "/metrics.prom",
     "LINEAGE": "shop",
+    "CATALOG": "spark_catalog.shop",
     "GIT_COMMIT": "c0ffee",
     "UI_URL": "https://example.org",
     "STALLED_AFTER": "60",
