@@ -14,7 +14,7 @@ from backfill_assets.delta.delta_rs import UnsafeStoreError, raise_if_unsafe_sto
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.configuration import spark_config
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.spark.jars import spark_home
+from backfill_assets.spark.processes import spark_home
 from backfill_assets.spark.stores import S3, STORES, GoogleStorage
 from backfill_assets.tables.unpartitioned import Unpartitioned
 from backfill_assets_tests.helpers.connect_server import server_settings

@@ -14,12 +14,7 @@ import dagster as dg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import raw_rows
-from backfill_assets.assets.raw_expectations import (
-    RejectedLimits,
-    raw_expectations,
-    rejected_expectations,
-)
+from backfill_assets.assets import raw_expectations, raw_rows
 from backfill_assets.assets.table_asset import delta_assets, yield_outputs
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
@@ -110,14 +105,14 @@ class RawLoader:
         manifests = {day: target.manifest for day, target in targets.items()}
         computed = types.ComputedDays(
             rows,
-            rejected_expectations(parsed_files, targets, retained, plan.days),
+            raw_expectations.rejected_expectations(parsed_files, targets, retained, plan.days),
             fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
         )
         if table is raw:
-            limits = RejectedLimits.from_settings(self.deployment)
+            limits = raw_expectations.RejectedLimits.from_settings(self.deployment)
             computed = replace(
                 computed,
-                expectations=raw_expectations(
+                expectations=raw_expectations.raw_expectations(
                     source, parsed_files, targets, retained, plan.days, log, limits, self.accepted
                 ),
                 log_change=LogChange(

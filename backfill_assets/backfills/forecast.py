@@ -21,12 +21,7 @@ from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillReq
 from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, days_of_run
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.staleness.assess import (
-    REQUESTED,
-    lacks_input,
-    new_input_reason,
-    recompute_reason,
-)
+from backfill_assets.staleness import assess
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
 from backfill_assets.tables.code_version import Code
@@ -84,7 +79,7 @@ def forecast_days(
         input_ledgers, day_forecasts = [ledgers[input_] for input_ in inputs], {}
         for day in table_days:
             news = load.changes.get(day, "") if load else ""
-            reason = recompute_reason(
+            reason = assess.recompute_reason(
                 ledger,
                 day,
                 current_digests[day],
@@ -93,7 +88,7 @@ def forecast_days(
                 inputs=input_ledgers,
                 input_change=news,
             )
-            if lacks_input(graph, hypothetical_ledgers, name, day, own=False):
+            if assess.lacks_input(graph, hypothetical_ledgers, name, day, own=False):
                 day_forecasts[day] = DayForecast(DayOutcome.LACKING)
             elif any(
                 not other_settings_days[input_name].isdisjoint(deciding(day))
@@ -104,7 +99,7 @@ def forecast_days(
                 day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason or "")
             elif changed_inputs := inputs_by_day[day]:
                 day_forecasts[day] = DayForecast(
-                    DayOutcome.DEPENDS, new_input_reason(changed_inputs)
+                    DayOutcome.DEPENDS, assess.new_input_reason(changed_inputs)
                 )
             elif reason is not None:
                 day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason)
@@ -303,7 +298,7 @@ def estimate_api_calls(
         days = [
             day
             for day, forecast in day_forecasts.items()
-            if forecast.outcome in COMPUTE_OUTCOMES and forecast.reason != REQUESTED
+            if forecast.outcome in COMPUTE_OUTCOMES and forecast.reason != assess.REQUESTED
         ]
         for answers in table.answers.values():
             estimate = _estimate_table_calls(answers, table, days, ledgers)

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from backfill_assets.calendar.partitions import (
-    DaySet,
-    Window,
-    parse_calendar_days,
-    parse_single_day,
-)
+from backfill_assets.calendar import partitions
 from backfill_assets.cli.output import CannotRunError
 from backfill_assets.settings import Settings, load_settings
 
@@ -52,11 +47,11 @@ class Partitions(click.ParamType):
         """The window of the days."""
         settings = load_settings()
         try:
-            parse_calendar_days(value, settings)
+            partitions.parse_calendar_days(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        days = Window.parse(value)
-        if isinstance(days, DaySet) and not self.gaps:
+        days = partitions.Window.parse(value)
+        if isinstance(days, partitions.DaySet) and not self.gaps:
             self.fail(f"{days} has gaps: give one range here", param, ctx)
         return days
 
@@ -83,7 +78,7 @@ class Day(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The day as a date."""
         try:
-            return parse_single_day(value)
+            return partitions.parse_single_day(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -19,12 +19,7 @@ from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.backfills.forecast import DayForecast, forecast_days
 from backfill_assets.backfills.planner import days_by_table, split_runs
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Window,
-    format_ranges,
-    to_ranges,
-)
+from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
@@ -96,7 +91,7 @@ class StageResult(NamedTuple):
     """
 
     name: str
-    window: Window
+    window: partitions.Window
     counts: Mapping[str, Mapping[Outcome, int]]
     failure: str = ""
 
@@ -126,7 +121,7 @@ def prepare_target(
     target = catch_up(publisher, deployment, target)
     days = {day for window in (*target.requested_windows, request.window) for day in window}
     return targets.save_target(
-        deployment, target.model_copy(update={"asked": tuple(to_ranges(days))})
+        deployment, target.model_copy(update={"asked": tuple(partitions.to_ranges(days))})
     )
 
 
@@ -236,7 +231,7 @@ def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]
     last = target.requested_windows[-1]
     if not target.newest or newest is None or newest < last.end:
         return target.asked
-    return (*target.asked[:-1], str(Window(last.start, newest + DAY)))
+    return (*target.asked[:-1], str(partitions.Window(last.start, newest + partitions.DAY)))
 
 
 def build_stages(
@@ -261,7 +256,7 @@ def build_stages(
     }
     graph = AssetGraph.from_assets(list(assets))
 
-    def build_run(home: str, selection: Sequence[str], days: Window) -> list[str]:
+    def build_run(home: str, selection: Sequence[str], days: partitions.Window) -> list[str]:
         """Build days of some tables, and return what failed."""
         with dg.DagsterInstance.ephemeral(tempdir=home) as instance:
             result = dg.materialize(
@@ -324,7 +319,7 @@ def _missed_days(
 
 
 def _stage_result(
-    name: str, window: Window, results: Sequence[tuple[Table, DayResult]], failure: str
+    name: str, window: partitions.Window, results: Sequence[tuple[Table, DayResult]], failure: str
 ) -> StageResult:
     """The result of a stage, with the number of its days by table and outcome."""
     counts: dict[str, dict[Outcome, int]] = {}
@@ -369,7 +364,7 @@ def days_of_target(
     deployment: Deployment,
     graph: BaseAssetGraph,
     target: ShadowTarget,
-    only_days: Window | None = None,
+    only_days: partitions.Window | None = None,
 ) -> dict[str, list[date]]:
     """The days of each table of a target: requested days and the days downstream of them.
 
@@ -389,7 +384,7 @@ def stale_days(
     graph: BaseAssetGraph,
     target: ShadowTarget,
     code: Code,
-    only_days: Window | None = None,
+    only_days: partitions.Window | None = None,
     *,
     pinned: bool = False,
 ) -> dict[str, dict[date, DayForecast]]:
@@ -442,7 +437,7 @@ def describe_missing_days(
     for name, forecasts in stale_days(deployment, graph, target, code, pinned=True).items():
         if missing := forecasts.keys() - built_days(target, target.table_ledger(deployment, name)):
             reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
-            yield f"{name} [{format_ranges(missing)}] is not built ({reasons})"
+            yield f"{name} [{partitions.format_ranges(missing)}] is not built ({reasons})"
 
 
 def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
@@ -512,7 +507,7 @@ def refuse_external_changes(deployment: Deployment, target: ShadowTarget, curren
             if current[name].current_record(day) is None
         }
         if overwritten := external_days & built_days(target, target.table_ledger(deployment, name)):
-            problems.append(f"{name} [{format_ranges(overwritten)}]")
+            problems.append(f"{name} [{partitions.format_ranges(overwritten)}]")
     if problems:
         undo_advice = (
             f"Switch-over {target.switch_id} stays where it is: undo it "

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+from backfill_assets.spark import processes
 from backfill_assets.spark.known_jars import unknown_jars
-from backfill_assets.spark.processes import (
-    environment_problem,
-    jvm_environment,
-    jvm_options,
-    spark_home,
-)
 from backfill_assets.spark.stores import ObjectStore, configured_store_types
 from backfill_assets.spark.tasks import with_task_times
 
@@ -62,7 +57,7 @@ def check_java() -> None:
         EngineError: no Java, one that this Spark does not run on, or an environment in which no JVM
             of Spark can start.
     """
-    if problem := environment_problem():
+    if problem := processes.environment_problem():
         raise EngineError(problem)
     versions = " or ".join(map(str, _JAVA_VERSIONS))
     java = find_java()
@@ -74,10 +69,10 @@ def check_java() -> None:
             "(Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
         )
     command = [java, "-XshowSettings:properties", "-version"]
-    environment = jvm_environment("local")
+    environment = processes.jvm_environment("local")
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     version_match = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
-    if result.returncode and (options := jvm_options()):
+    if result.returncode and (options := processes.jvm_options()):
         raise EngineError(
             f"{java} does not start with the options in {' and '.join(options)} "
             f"({_error_summary(result.stderr)}): mend or unset the variable."
@@ -224,7 +219,7 @@ def _download_jars(
     groups = tuple({coordinate.split(":")[0] for coordinate in coordinates})
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [
-            str(spark_home() / "bin" / "spark-submit"),
+            str(processes.spark_home() / "bin" / "spark-submit"),
             *("--packages", ",".join(coordinates), "--exclude-packages", excludes),
             *_classifier_options(classifier, scratch),
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
@@ -232,7 +227,7 @@ def _download_jars(
         ]
         # Resolution comes before the main class, which is missing and fails: success shows in the
         # jars.
-        environment = jvm_environment("local[1]")
+        environment = processes.jvm_environment("local[1]")
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment
         )

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backfill_assets.spark.jars import spark_home
-from backfill_assets.spark.processes import ProcessGroup
+from backfill_assets.spark.processes import ProcessGroup, spark_home
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.process_kills import is_alive, wait_for
 

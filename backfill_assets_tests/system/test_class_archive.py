@@ -6,12 +6,12 @@ import subprocess
 
 import pytest
 
-from backfill_assets.spark.jars import spark_home
 from backfill_assets.spark.jvm_launch import (
     class_archive_path,
     make_class_archive,
     with_class_archive,
 )
+from backfill_assets.spark.processes import spark_home
 
 
 @pytest.mark.slow
