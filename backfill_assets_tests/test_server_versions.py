@@ -83,9 +83,9 @@ def test_a_server_that_keeps_to_its_own_settings(monkeypatch, name, value):
 
 
 def test_a_secret_that_the_server_has_otherwise_is_not_shown(monkeypatch):
-    FakeServer(monkeypatch, **{"spark.sql.catalog.x.token": "theirs"})
-    with pytest.raises(EngineError, match=r"spark\.sql\.catalog\.x\.token\. Set them") as caught:
-        connect_engine(**{"spark.sql.catalog.x.token": "ours"}).spark_session  # noqa: B018
+    FakeServer(monkeypatch, **{"spark.sql.own.token": "theirs"})
+    with pytest.raises(EngineError, match=r"spark\.sql\.own\.token\. Set them") as caught:
+        connect_engine(**{"spark.sql.own.token": "ours"}).spark_session  # noqa: B018
     assert "theirs" not in str(caught.value)
     assert "ours" not in str(caught.value)
 
