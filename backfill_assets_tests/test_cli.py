@@ -194,7 +194,9 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
 def test_ranges_as_the_ui_and_others_write_them(text):
     first, last = date(2024, 1, 2), date(2024, 1, 20)
     range_text = text.format(first, last)
-    assert parse_calendar_days(range_text, load_settings(end=date(2024, 2, 1))) == [(first, last)]
+    assert parse_calendar_days(range_text, load_settings(end=date(2024, 2, 1))) == Window(
+        first, last + timedelta(days=1)
+    )
     assert Window.parse(range_text) == Window(first, last + timedelta(days=1))
 
 

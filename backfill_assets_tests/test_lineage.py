@@ -170,3 +170,15 @@ def test_the_setting_without_the_package_is_refused(monkeypatch):
     monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"pip install 'backfill-assets\[openlineage\]'"):
         load_settings(lineage="shop")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("/data/warehouse/facts", ("file", "/data/warehouse/facts")),
+        ("s3a://bucket/warehouse/facts", ("s3://bucket", "warehouse/facts")),
+        ("gs://bucket/warehouse/facts", ("gs://bucket", "warehouse/facts")),
+    ],
+)
+def test_a_table_has_the_name_that_openlineage_gives_its_place(url, name):
+    assert lineage._dataset_name(url) == name

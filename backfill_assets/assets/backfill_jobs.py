@@ -17,7 +17,7 @@ from backfill_assets.backfills.state_store import (
     PlanUnreadableError,
 )
 from backfill_assets.backfills.undo import reverted_by_table
-from backfill_assets.calendar.partitions import Window, format_ranges, parse_calendar_days
+from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
@@ -288,9 +288,7 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
-            if config.days:
-                parse_calendar_days(config.days, deployment.settings)
-            days = Window.parse(config.days) if config.days else None
+            days = parse_calendar_days(config.days, deployment.settings) if config.days else None
             switch.refuse_undo(deployment, context.instance, names, days)
             for table, day_results in switch.undo_backfill_or_switch(
                 publisher, deployment, context.instance, names, context.run.run_id, tags, days

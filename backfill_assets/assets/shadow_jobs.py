@@ -8,7 +8,7 @@ from pydantic import Field
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.diff import as_table
-from backfill_assets.calendar.partitions import Window, parse_calendar_days
+from backfill_assets.calendar.partitions import parse_calendar_days
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
@@ -182,9 +182,7 @@ def _build_switch_job(
         publisher, run = context.resources.io_manager, context.run
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
-            if config.days:
-                parse_calendar_days(config.days, deployment.settings)
-            only = Window.parse(config.days) if config.days else None
+            only = parse_calendar_days(config.days, deployment.settings) if config.days else None
             for table, results in switch_over(
                 publisher, deployment, graph, code, config.target, run.run_id, tags, only
             ):

@@ -88,11 +88,11 @@ def split_runs(
     for name, table_days in days.items():
         if table_days:
             grain, per_run = deployment.tables[name].grain, deployment.settings.partitions_per_run
-            windows = grain.split_into_runs(table_days, per_run)
-            if group := _find_group(deployment, groups, RunGroup([name], table_days, windows)):
+            table = RunGroup([name], table_days, grain.split_into_runs(table_days, per_run))
+            if group := _find_group(deployment, groups, table):
                 group.names.append(name)
             else:
-                groups.append(RunGroup([name], table_days, windows))
+                groups.append(table)
     for group in groups:
         if any(carries_state(deployment.tables[name]) for name in group.names):
             # Each is built from the one before.

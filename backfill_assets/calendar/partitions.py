@@ -5,6 +5,7 @@ It imports neither Dagster nor Spark, as the command line uses it before it load
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
@@ -38,10 +39,8 @@ def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[da
     return (settings.start, end - timedelta(days=1)) if end > settings.start else None
 
 
-def parse_calendar_days(
-    text: str, settings: Settings, now: datetime | None = None
-) -> "list[tuple[date, date]]":
-    """The first and the last of each range of days that a person requests.
+def parse_calendar_days(text: str, settings: Settings, now: datetime | None = None) -> "Window":
+    """The days that a person requests.
 
     The text has ranges with commas between them. A range is `FIRST...LAST`, `[FIRST...LAST]` (as in
     the UI), `FIRST..LAST`, `FIRST:LAST` or one day; `2024-01-09...11` has the month of its first.
@@ -50,9 +49,10 @@ def parse_calendar_days(
         ValueError: a range is not one of days, reversed, or not all on the calendar.
     """
     bounds = calendar_bounds(settings, now)
-    ranges = [parse_days(part) for part in text.split(",")]
-    if bounds and all(days and bounds[0] <= days[0] <= days[1] <= bounds[1] for days in ranges):
-        return [days for days in ranges if days]
+    with suppress(ValueError):
+        days = Window.parse(text)
+        if bounds and bounds[0] <= days.start < days.end <= bounds[1] + DAY:
+            return days
     bounds_text = f"{bounds[0]}...{bounds[1]}" if bounds else "empty"
     raise ValueError(
         f"{text!r} is not in the calendar, which is {bounds_text}: give FIRST...LAST or one day, "

@@ -47,10 +47,9 @@ class Partitions(click.ParamType):
         """The window of the days."""
         settings = load_settings()
         try:
-            partitions.parse_calendar_days(value, settings)
+            days = partitions.parse_calendar_days(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        days = partitions.Window.parse(value)
         if isinstance(days, partitions.DaySet) and not self.gaps:
             self.fail(f"{days} has gaps: give one range here", param, ctx)
         return days

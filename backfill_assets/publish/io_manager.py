@@ -237,7 +237,7 @@ class DeltaIOManager(publisher.Publisher):
                 context.log.warning(f"lineage: {problem}")
         if self.catalog is None or self._destination is not None:
             return
-        if all(x.version is None or x.outcome is Outcome.IDENTICAL for x in results):
+        if not any(result.is_committed for result in results):
             return
         name = f"{self.catalog}.{table.name}"
         if problem := register_table(self.start_session, self.catalog, table, self.url(table)):

@@ -41,7 +41,7 @@ def build_events(
     """Yield the events of each commit, and of the days that were held back: a start and an end."""
     commits: dict[int, list[DayResult]] = defaultdict(list)
     for result in results:
-        if result.version is not None and result.outcome is not Outcome.IDENTICAL:
+        if result.version is not None and result.is_committed:
             commits[result.version].append(result)
     ends = [_build_end(publisher, run, table, days, version) for version, days in commits.items()]
     if failed := [result for result in results if result.outcome is Outcome.FAILED]:
@@ -189,10 +189,10 @@ def _version_facet(version: int | None) -> dict[str, Any]:
 
 
 def _dataset_name(url: str) -> tuple[str, str]:
-    """Namespace and name of a folder or an S3 URL, as OpenLineage's naming rules have them."""
-    _, is_s3, place = url.partition("s3a://")
+    """Namespace and name of a folder or a store's URL, as OpenLineage's naming rules have them."""
+    scheme, is_store, place = url.partition("://")
     bucket, _, key = place.partition("/")
-    return (f"s3://{bucket}", key) if is_s3 else ("file", url)
+    return (f"{scheme.replace('s3a', 's3')}://{bucket}", key) if is_store else ("file", url)
 
 
 class _Sender:

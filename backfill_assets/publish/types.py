@@ -240,3 +240,8 @@ class DayResult:
     def day(self) -> date:
         """The day of the verdict."""
         return self.verdict.day
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether a commit of this run covers the day."""
+        return self.version is not None and self.outcome is not Outcome.IDENTICAL
