@@ -258,9 +258,6 @@ class _FlatHandler(DeltaStorageHandler):
         folders = {info.path for info in infos if info.type == pafs.FileType.Directory}
         return [info for info in infos if not info.is_file or info.path not in folders]
 
-    def create_dir(self, path: str, recursive: bool = True) -> None:
-        """Do nothing: a folder is there when a file is."""
-
     def delete_dir(self, path: str) -> None:
         """Delete the files of a folder and its mark."""
         super().delete_dir(path)
