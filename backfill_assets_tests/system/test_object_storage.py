@@ -290,6 +290,7 @@ lines = jvm.java.util.ArrayList()
 lines.add(line)
 store = reduce(getattr, store_of(url).log_store.split("."), jvm)(conf)
 path = jvm.org.apache.hadoop.fs.Path(f"{url}/_delta_log/1.json")
+path.getFileSystem(conf).mkdirs(path.getParent())
 for overwrite in (False, False, True):
     try:
         store.write(path, lines.iterator(), overwrite, conf)
@@ -303,7 +304,6 @@ for overwrite in (False, False, True):
 def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
     filesystem, root = open_store(f"{bucket}/w/_delta_log")
-    filesystem.create_dir(root, recursive=True)
 
     def read_commit() -> bytes:
         with filesystem.open_input_stream(f"{root}/1.json") as stream:
