@@ -66,6 +66,7 @@ from backfill_assets_tests.benchmarks.bench_served import (
 from backfill_assets_tests.benchmarks.bench_skew import measure_skew
 from backfill_assets_tests.benchmarks.bench_state import DAYS, measure_state
 from backfill_assets_tests.benchmarks.bench_targets import measure_shadows
+from backfill_assets_tests.benchmarks.bench_unused import measure_unused_features
 from backfill_assets_tests.benchmarks.bench_windows import measure_windows
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, order
@@ -95,6 +96,7 @@ PARTS = (
     "even",
     "skew",
     "windows",
+    "unused",
 )
 
 
@@ -260,6 +262,7 @@ def main() -> None:
         "even": lambda at: measure_even_stages(engine, at, 42, 10_000),
         "skew": lambda at: measure_skew(engine, at, arguments.rows),
         "windows": lambda at: measure_windows(engine, at, 60, 100_000),
+        "unused": lambda at: measure_unused_features(engine, at, arguments.days, 2_000),
     }
     try:
         for name, work in {**alone, **together}.items():
