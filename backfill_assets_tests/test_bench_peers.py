@@ -132,7 +132,7 @@ def test_the_table_says_what_is_wrong():
         "| by hand | pyspark 4.2.0 | 20 s | 1.00 |  |  |  | yes | 0.0 s, all written"
     )
     assert other_row == (
-        "| other | other 1.0 | 50 s (of one day) | 2.50 | 2.00 | 1.25 | missed | **no** "
+        "| other | other 1.0 | 50 s (of one day) | 2.50 | 2 | 1.25 | missed | **no** "
         "| 2.5 s, nothing written | a command: 12 s, **wrong** "
         "| stg_orders wrong, fact_daily_orders missing; "
         "days of facts: 28 right, 2 missing; it says so | 40 s |"

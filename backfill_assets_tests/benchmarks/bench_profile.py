@@ -133,6 +133,7 @@ def measure_cold_runs(root: Path, days: int, orders: int, rounds: int) -> None:
     seconds: dict[str, list[float]] = {"hand": [], "five": [], "eight": [], "again": []}
     for n in range(rounds):
         by_hand = time_work("three tables by hand", lambda: run_child(__name__, "hand", root, days))
+        shutil.rmtree(root / "hand")
         seconds["hand"].append(by_hand)
         for kind, tables in KINDS.items():
             place = root / f"{kind}-{n}"

@@ -42,7 +42,7 @@ def compare_to_target(
     if target is None or isinstance(measured, str):
         return "", "", ""
     verdict = "met" if measured <= target else "missed"
-    aim = f"{format_number(target)} {unit}".rstrip()
+    aim = f"{target:,g} {unit}".rstrip()
     return aim, format_number(measured / target), verdict
 
 
