@@ -128,9 +128,8 @@ PARTS = {
 def parse_arguments(root: Path) -> argparse.Namespace:
     """The arguments, which are refused if the disk of `root` is too small for them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--part", nargs="+", choices=PARTS, help="those parts alone; `large` runs only if named"
-    )
+    help_text = f"those alone; large runs only if named: {', '.join(PARTS)}"
+    parser.add_argument("--part", nargs="+", choices=PARTS, metavar="PART", help=help_text)
     parser.add_argument("--days", type=int, help="of each part, in place of its own number")
     parser.add_argument("--lines", type=int, help="of each day, in place of the part's number")
     parser.add_argument("--rounds", type=int, default=3)

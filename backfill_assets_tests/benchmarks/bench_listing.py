@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing.files import _files_by_header, _probe_all
+from backfill_assets.landing.files import _probe_all
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.landing.size_limits import SizeLimits
@@ -66,18 +66,17 @@ def _measure_listing(root: Path, count: int) -> dict[str, float]:
     listing = time_step("list all folders", lambda: list_landing(str(root), ORDER_LINES))
     time_step("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
     targets = time_step(
-        "digests, what each day is to be made of", lambda: load_targets({}, listing, days, policy)
+        "digests of the files of each day", lambda: load_targets({}, listing, days, policy)
     )
     recorded = {
         day: LoadManifest.from_record(load_target.manifest.as_json)
         for day, load_target in targets.items()
     }
     time_step("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
-    surveyed = time_step(
-        "headers and caps",
+    time_step(
+        "headers and size limits",
         lambda: _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
     )
-    time_step("by header", lambda: _files_by_header(surveyed))
     return seconds
 
 
