@@ -25,7 +25,8 @@ from backfill_assets.publish import io_manager
 from backfill_assets.spark import stores
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, write_landing
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import LAYERS, START
 
 _ROUNDS = 9
@@ -112,12 +113,11 @@ def _compare_runs(pipelines: Mapping[str, Deployed], count: int, what: str) -> N
         mode: median(a / b for a, b in zip(seconds[mode], seconds["without"], strict=True))
         for mode in _MODES
     }
-    share = sum(in_hooks) / sum(seconds["unused"])
-    text = f"{ratios['unused']:.2f}; {share:.2%} of its seconds in {len(in_hooks):,} calls of hooks"
-    print_result(f"{what}, nothing used : without hooks", text, "1.02; 2 %")
-    print_result(
-        f"{what}, catalog, lineage, metrics used : without hooks", f"{ratios['used']:.2f}", "-"
-    )
+    print_result(f"{what}, nothing used : without hooks", ratios["unused"], 1.02)
+    share = 100 * sum(in_hooks) / sum(seconds["unused"])
+    note = f"{len(in_hooks):,} calls"
+    print_result(f"{what}, nothing used: seconds in hooks", share, 2, "%", note)
+    print_result(f"{what}, catalog, lineage, metrics used : without hooks", ratios["used"])
 
 
 def _count_work(pipeline: Deployed) -> tuple[int, int]:
