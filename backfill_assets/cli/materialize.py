@@ -149,9 +149,9 @@ def _find_unpublished(
         BackfillRefusedError: the backfill is active, or its plan cannot be read.
         CannotRunError: the run has not ended.
     """
-    from backfill_assets.assets.backfill_jobs import find_requested_days
     from backfill_assets.backfills import state_store
-    from backfill_assets.backfills.stages import PARALLEL_TAG, launched_stages
+    from backfill_assets.backfills.reconcile import requested_days
+    from backfill_assets.backfills.stages import PARALLEL_TAG
     from backfill_assets.calendar.partitions import DAYS_TAG
     from backfill_assets.delta.ledger_reader import read_ledgers
     from backfill_assets.monitoring.next_runs import BATCH_TAG
@@ -164,15 +164,14 @@ def _find_unpublished(
     if unfinished := [run.run_id[:8] for run in runs if not run.is_finished]:
         raise CannotRunError(f"run {', '.join(unfinished)} has not ended: wait for it, or end it")
     refuse_unknown(deployment, dagster, name)
-    state_store.refuse_active(dagster, name)
-    names = [name]
-    if name in state_store.list_ids(dagster):
-        plan = state_store.load(dagster, name).plan
-        names = [stage.backfill_id for _, stage in launched_stages(dagster, plan)]
-    graph, ledgers = parameters.asset_graph(deployment.settings), read_ledgers(deployment)
+    backfill = state_store.refuse_active(dagster, name)
+    if backfill.plan_error and not backfill.launches:
+        raise state_store.PlanUnreadableError(backfill.plan_error)
+    ledgers = read_ledgers(deployment)
     unpublished, tags = set[tuple[str, date]](), dict[str, str]()
-    for stage in names:
-        requested, _, _ = find_requested_days(graph, dagster, ledgers, stage)
+    stages = [launch.backfill_id for launch in backfill.launches] if backfill.state else [name]
+    for stage in stages:
+        requested = requested_days(dagster, ledgers, state_store.find_backfill(dagster, stage))
         unpublished |= requested.unpublished.keys()
         tags |= requested.tags
     # The mended days may need other code; the others are about how these runs came about.
