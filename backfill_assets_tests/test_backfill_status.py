@@ -17,6 +17,7 @@ from backfill_assets.backfills.state_store import (
     refuse_active,
 )
 from backfill_assets.dagster_ext.internals import AssetGraph
+from backfill_assets.monitoring.next_runs import tables_in_progress
 from backfill_assets.orders.tables import FACT
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.memory_instance import memory_instance
@@ -145,7 +146,9 @@ def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
         assert find_backfill(instance, "byhand12").status is BackfillStatus.PLANNED
         save_launch(instance, "byhand12", {FACT.name: ["2024-01-01"]}, status=dagster_status)
         backfill = find_backfill(instance, "byhand12")
+        waiting = tables_in_progress(instance, [FACT.name])
     assert (backfill.state, backfill.plan, len(backfill.launches)) == (None, None, 1)
+    assert bool(waiting) is (dagster_status in active), "its tables wait until it has ended"
     if dagster_status in active:
         assert backfill.status is BackfillStatus.ACTIVE
     else:

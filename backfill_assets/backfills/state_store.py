@@ -109,14 +109,17 @@ def close_by_id(instance: dg.DagsterInstance, id_: str) -> bool:
     Returns:
         Whether it has ended; False while a stage of it is active in Dagster.
     """
-    active_statuses = [
-        s for s in internals.BulkActionStatus if s not in internals.BULK_ACTION_TERMINAL_STATUSES
-    ]
-    backfills = instance.get_backfills(internals.BulkActionsFilter(statuses=active_statuses))
-    if any(backfill.backfill_id.startswith(f"{id_}-") for backfill in backfills):
+    if any(launch.backfill_id.startswith(f"{id_}-") for launch in active_launches(instance)):
         return False
     instance.delete_dynamic_partition(ACTIVE, id_)
     return True
+
+
+def active_launches(instance: dg.DagsterInstance) -> Sequence[internals.PartitionBackfill]:
+    """The backfills of Dagster that have not ended, planned or not."""
+    ended = internals.BULK_ACTION_TERMINAL_STATUSES
+    active = [status for status in internals.BulkActionStatus if status not in ended]
+    return instance.get_backfills(internals.BulkActionsFilter(statuses=active))
 
 
 def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:

@@ -110,7 +110,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
     from backfill_assets.calendar.partitions import format_ranges, to_ranges
-    from backfill_assets.monitoring.incidents import closed_days_text
+    from backfill_assets.monitoring.incidents import final_days_behind
     from backfill_assets.monitoring.states import STATE_MEANINGS
 
     with _open_snapshot(deployment) as (snapshot, _):
@@ -133,11 +133,8 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
             if not state.is_good:
                 out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
         for name in states_by_table:
-            if days := snapshot.stale.final.get(name):
-                out.print_text(
-                    f"new input for final days: {name} [{format_ranges(days)}]; "
-                    f"{closed_days_text(name, snapshot)}"
-                )
+            for text, days in final_days_behind(name, snapshot).items():
+                out.print_text(f"new input for final days: {name} [{format_ranges(days)}]; {text}")
         out.print_note(f"As of    {snapshot.today}")
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 

@@ -16,6 +16,7 @@ import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.backfills.stages import RECONCILE_JOB
+from backfill_assets.backfills.state_store import active_launches
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
@@ -464,10 +465,9 @@ def tables_in_progress(
         if run.job_name != RECONCILE_JOB  # it writes no table
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
-    for status in (internals.BulkActionStatus.REQUESTED, internals.BulkActionStatus.CANCELING):
-        for backfill in instance.get_backfills(status=status) if daemon else ():
-            # All tables wait: until the backfill ends, its next run may change their inputs again.
-            waiting_tables[backfill.backfill_id] = frozenset(tables)
+    for launch in active_launches(instance) if daemon else ():
+        # All tables wait: until the backfill ends, its next run may change their inputs again.
+        waiting_tables[launch.backfill_id] = frozenset(tables)
     return waiting_tables
 
 
