@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 _VERDICTS = ("ok", "warn", "alert")
 
 
-@command("show", "show --select stg_orders,fact_daily_orders --json")
+@command("show", "show stg_orders fact_daily_orders --json")
+@parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
-    """What is published of each table."""
+def show(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> None:
+    """What is published of each table.
+
+    TABLES are the same as those of --select.
+    """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
-    rows = list(_published_rows(deployment, tables))
+    rows = list(_published_rows(deployment, [*dict.fromkeys([*tables, *more])]))
     if as_json:
         out.print_json(rows)
         return
@@ -98,14 +102,15 @@ def refuse_no_warehouse(deployment: Deployment) -> None:
         )
 
 
-@command("status", "status --select fact_daily_orders --json")
+@command("status", "status fact_daily_orders --json")
+@parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
+def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> Status:
     """The state of the days of each table.
 
-    It ends with 1 if somebody has to do something about a day. Without DAGSTER_HOME it cannot know
-    of days whose last run failed a check.
+    TABLES are the same as those of --select. It ends with 1 if somebody has to do something about a
+    day. Without DAGSTER_HOME it cannot know of days whose last run failed a check.
     """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
@@ -114,9 +119,8 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     from backfill_assets.monitoring.states import STATE_MEANINGS
 
     with _open_snapshot(deployment) as (snapshot, _):
-        states_by_table = {
-            name: _group_by_state(snapshot.states_of(name)) for name in tables or snapshot.ledgers
-        }
+        names = dict.fromkeys([*tables, *more]) or snapshot.ledgers
+        states_by_table = {name: _group_by_state(snapshot.states_of(name)) for name in names}
     states = dict.fromkeys(
         state for days_by_state in states_by_table.values() for state in days_by_state
     )
