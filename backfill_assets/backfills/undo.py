@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.audit.verdicts import Verdict, digests_by_day, rows_differ
 from backfill_assets.backfills.changes import (
     DayChange,
-    changed_days,
-    commits_of,
+    changed_days_by_table,
     reverted_days,
     written_days,
 )
@@ -142,11 +141,10 @@ def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, recor
 
     `name` is a backfill or run, as in `changes.is_commit_of`.
     """
-    reverted = {}
-    for table, ledger in ledgers.items():
-        changes = changed_days(ledger, commits_of(name))
-        reverted[table] = {day: changes[day].last_commit for day in reverted_days(ledger, changes)}
-    return reverted
+    return {
+        table: {day: changes[day].last_commit for day in reverted_days(ledgers[table], changes)}
+        for table, changes in changed_days_by_table(ledgers, name).items()
+    }
 
 
 class _UndoRequest:
