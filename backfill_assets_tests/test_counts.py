@@ -14,7 +14,7 @@ from pandera.pyspark import Field
 from backfill_assets.audit.checks import day_metadata
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.compute import audit_days
+from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.model_metadata import counts_of
 from backfill_assets.tables.table import Table
