@@ -266,8 +266,7 @@ def audit_frame(
         RefusedError: rows outside of these days, rows without a day, or no rows where some are
             expected.
     """
-    kinds, drift = model_metadata.counts_of(table), model_metadata.drift_bounds(table)
-    skew = model_metadata.skew_bounds(table)
+    kinds, drift = table.counts, table.drift
     check_conditions(frame, table.name, rules, kinds)
     expected = dict(expectations)
     if history.merged_rows is not None:
@@ -288,7 +287,7 @@ def audit_frame(
                 "check gives rows of the frame."
             )
         measured_days[day] = replace(measured_days[day], violations=day_violations)
-    values = count_values(frame, table, days, drift, skew)
+    values = count_values(frame, table, days, drift, table.skew)
     figures: dict[date, dict[str, Any]] = {
         day: {
             **{
