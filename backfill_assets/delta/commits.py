@@ -116,7 +116,7 @@ class Writer:
         return read_ledger(self.url, self.table)
 
     def write_rows(
-        self, frame: DataFrame, days: Sequence[date], audited: str = "", *, rebalance: bool
+        self, frame: DataFrame, days: Sequence[date], audited_digest: str = "", *, rebalance: bool
     ) -> data_files.DataFiles:
         """Write rows of the days as data files that no commit names yet, see `commit`.
 
@@ -125,7 +125,7 @@ class Writer:
         Args:
             frame: the rows.
             days: the days.
-            audited: the digest that the written rows must have; any if empty.
+            audited_digest: the digest that the written rows must have; any if empty.
             rebalance: whether the rows of a day are in many Spark partitions.
 
         Raises:
@@ -150,13 +150,13 @@ class Writer:
             raise self._to_publish_error(days, error) from error
         except (OSError, pa.ArrowException) as error:
             raise self._to_publish_error(days, error) from error
-        if audited and digest != audited:
+        if audited_digest and digest != audited_digest:
             self.remove_files(file for day_files in files.values() for file in day_files)
             raise PublishError(
                 f"{self.table.name} [{partitions.format_ranges(days)}]: the rows that were written "
-                f"have the digest {digest}, and those that were audited {audited}: computed twice, "
-                "the days have not the same rows. Nothing was published. Let the table's transform "
-                "give the same rows each time."
+                f"have the digest {digest}, and those that were audited {audited_digest}: computed "
+                "twice, the days have not the same rows. Nothing was published. Let the table's "
+                "transform give the same rows each time."
             )
         return files
 
