@@ -3,10 +3,11 @@
 import contextlib
 import gc
 
-from pandera.backends.pyspark.register import register_pyspark_backends
-
 with contextlib.suppress(Exception):  # the run itself reports the error
-    register_pyspark_backends()  # pandera imports them where a frame is validated first
+    # pandera imports them where a frame is validated first.
+    from pandera.backends.pyspark.register import register_pyspark_backends
+
+    register_pyspark_backends()
     from backfill_assets.definitions import defs
 
     defs().get_repository_def()

@@ -14,7 +14,7 @@ from backfill_assets.backfills.state_store import (
     BackfillRefusedError,
     BackfillStatus,
     find_backfill,
-    refuse_active,
+    find_ended_backfill,
 )
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.monitoring.next_runs import tables_in_progress
@@ -47,7 +47,7 @@ class Lifecycle:
         parameters = state.plan.parameters.model_copy(update={"pilot_days": 1})
         self.plan = state.plan.model_copy(update={"parameters": parameters})
         state_store.save(instance, state.model_copy(update={"plan": self.plan}))
-        self.status = BackfillStatus.PLANNED
+        self.status = BackfillStatus.NOT_LAUNCHED
         self.launched: list[str] = []
         self.stage_status = BulkActionStatus.REQUESTED
         self.verdict: bool | None = None
@@ -105,13 +105,13 @@ class Lifecycle:
         assert [launch.backfill_id for launch in backfill.launches] == self.launched
         assert backfill.state
         progress = stages.describe_progress(self.instance, backfill.state)
-        assert (progress == "not launched") is (self.status is BackfillStatus.PLANNED)
+        assert (progress == "not launched") is (self.status is BackfillStatus.NOT_LAUNCHED)
         for name in (ID, *self.launched):
             if self.status is BackfillStatus.ACTIVE:
                 with pytest.raises(BackfillRefusedError, match="is under way"):
-                    refuse_active(self.instance, name)
+                    find_ended_backfill(self.instance, name)
             else:
-                assert refuse_active(self.instance, name).status is not BackfillStatus.ACTIVE
+                assert find_ended_backfill(self.instance, name).status is not BackfillStatus.ACTIVE
 
 
 ACTIONS = {
@@ -143,7 +143,7 @@ def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
         BulkActionStatus.FAILING,
     }
     with memory_instance() as instance:
-        assert find_backfill(instance, "byhand12").status is BackfillStatus.PLANNED
+        assert find_backfill(instance, "byhand12").status is BackfillStatus.NOT_LAUNCHED
         save_launch(instance, "byhand12", {FACT.name: ["2024-01-01"]}, status=dagster_status)
         backfill = find_backfill(instance, "byhand12")
         waiting = tables_in_progress(instance, [FACT.name])

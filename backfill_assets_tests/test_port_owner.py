@@ -89,6 +89,13 @@ def test_lists_are_read_where_the_kernel_does_not_answer(monkeypatch):
     assert port_users(1) == set()
 
 
+def test_a_protocol_that_the_kernel_has_no_answer_for():
+    """Its refusal is in the message that ends the list."""
+    unknown = 99
+    with pytest.raises(OSError, match="No such file or directory"):
+        servers._query_listeners(1, unknown)
+
+
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
     monkeypatch.delattr(socket, "AF_NETLINK")
     monkeypatch.setattr(servers, "_SOCKETS", (tmp_path / "tcp",))

@@ -14,6 +14,7 @@ from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import Stage
 from backfill_assets.backfills.reconcile import RequestedDays, requested_days
 from backfill_assets.backfills.state_store import find_backfill
+from backfill_assets.dagster_ext.internals import BulkActionStatus
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
@@ -159,16 +160,36 @@ def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
 
 
 def test_a_backfill_whose_runs_are_pruned(instance):
-    """Of each day its latest event is there; but a day that is in no table was not published."""
-    save_launch(instance, "backfill", {FACT.name: days((1, 3))}, NOW.timestamp())
+    """Dagster knows that it succeeded; but a day that is in no table was not published."""
+    succeeded = BulkActionStatus.COMPLETED_SUCCESS
+    save_launch(instance, "backfill", {FACT.name: days((1, 3))}, NOW.timestamp(), succeeded)
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
-    another_run = store_run(instance, 1, 3, [FACT])
-    for n in (1, 3):
-        report_materialization(instance, another_run, FACT, n)
     result = find_requested(instance, "backfill", ledger(FACT, old))
     assert result.days == {FACT.name: days((1, 3))}
     (message,) = result.not_published
-    assert message.startswith("fact_daily_orders [2024-01-02...2024-01-03] was asked for")
+    assert message.startswith("fact_daily_orders [2024-01-03] was asked for")
+
+
+def test_a_lost_run_is_not_excused_by_a_run_that_passed_over_its_days(instance):
+    """That one may have held back a file that this one was to accept."""
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    another_run = store_run(instance, 1, 1, [FACT])
+    report_materialization(instance, another_run, FACT, 1)
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+
+
+def test_the_run_that_made_a_plan_stands_for_it(instance):
+    """The job `backfill` names its plan by the first part of its own id."""
+    run_id = store_run(instance, 1, 1, [FACT])
+    plan_id = run_id[:8]
+    save_plan(instance, plan_id, computed=(f"{day(1)}...{day(2)}",))
+    stage = find_backfill(instance, plan_id).state.plan.stages[0][0]
+    save_launch(instance, f"{plan_id}-{stage}", {FACT.name: days(1, 2)})
+    by_plan, by_run = (find_backfill(instance, name) for name in (plan_id, run_id))
+    assert by_plan == by_run
+    assert [launch.backfill_id for launch in by_run.launches] == [f"{plan_id}-{stage}"]
 
 
 def test_nothing_is_known_of_the_name(instance):

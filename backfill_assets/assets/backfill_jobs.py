@@ -186,11 +186,11 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
-            launched = state_store.find_backfill(context.instance, id_)
-            backfill_state = launched.state
+            stored = state_store.find_backfill(context.instance, id_)
+            backfill_state = stored.state
             # A retry of this run, whose process was lost, launches no second backfill.
-            is_launched = is_retry(context.run) and launched.status is not BackfillStatus.PLANNED
-            if backfill_state is None or not is_launched:
+            must_launch = not is_retry(context.run) or stored.status is BackfillStatus.NOT_LAUNCHED
+            if backfill_state is None or must_launch:
                 if not config.plan:
                     request = config.to_request()
                     create_plan(deployment, graph, context.instance, code, request, id_)

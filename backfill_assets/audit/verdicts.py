@@ -410,12 +410,13 @@ def judge_days(
     They are compared with the `previous` days, which are already published.
     """
     verdicts = []
-    days_before = dict(previous)
+    judged: dict[date, DayMetrics] = {}  # `previous` may have thousands of days, read at look-up
     for day in days:
         metrics = metrics_by_day.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
         before_it = table.grain.partitions_before(day, TRAILING_DAYS)
-        trailing = [days_before[d] for d in before_it if d in days_before]
+        days_before = (judged.get(d) or previous.get(d) for d in before_it)
+        trailing = [metrics_before for metrics_before in days_before if metrics_before]
         findings = [
             _judge_row_count(metrics, trailing),
             _judge_nulls(table, metrics, trailing),
@@ -429,7 +430,7 @@ def judge_days(
             for check in table.notices
         ]
         verdicts.append(Verdict(day, metrics, expectation, findings))
-        days_before[day] = metrics
+        judged[day] = metrics
     return verdicts
 
 

@@ -99,7 +99,7 @@ def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> B
     if state := backfill.state:
         plan, outcome = state.plan, describe_progress(instance, state)
         events = [
-            *_plan_events(state, backfill.status),
+            *_plan_events(state, state_store.read_status(instance, state.plan.id, state)),
             *_stage_events(instance, backfill.launches, plan),
         ]
         results = [*compare_with_plan(plan, ledgers)]
@@ -149,7 +149,7 @@ def _plan_events(
     reason_option = ["--reason", request.reason] if request.reason else []
     command = shlex.join([_PROGRAM, "plan", request.days, *plan_options(request), *reason_option])
     yield HistoryEvent(backfill_state.made, "plan", command, f"kept as {backfill_state.plan.id}")
-    if status is not state_store.BackfillStatus.PLANNED:
+    if status is not state_store.BackfillStatus.NOT_LAUNCHED:
         yes_option = ["--yes"] if backfill_state.plan.rewritten_final_days else []
         command = shlex.join([_PROGRAM, "backfill", backfill_state.plan.id, *yes_option])
         yield HistoryEvent(

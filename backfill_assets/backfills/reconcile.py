@@ -26,6 +26,7 @@ from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
@@ -64,8 +65,8 @@ def requested_days(
     """The requested days of a backfill, and which of them were not published.
 
     A day counts as published if a commit of the backfill covers it, if another run has published it
-    since, or if Dagster has a materialization of it since (its rows were there already). A day that
-    failed counts only if it was published after that.
+    since, or if it is published and a run or launch of it succeeded or a run of it reported the day
+    (its rows were there already). A day that failed counts only if it was published after that.
     """
     name = backfill.name
     runs = find_runs(instance, ledgers, backfill)
@@ -74,13 +75,24 @@ def requested_days(
     times += [r.at.timestamp() for r in own_commits(ledgers, name) if r.at]
     planned_at = (backfill.state.made if backfill.state else 0) or _NEVER
     start = min(times, default=planned_at)
-    days = _days_by_table(backfill, [run.dagster_run for run in runs], ledgers)
+    dagster_runs = [run.dagster_run for run in runs]
+    days = _days_by_table(backfill.launches, dagster_runs, ledgers)
+    for table, forecast in backfill.plan.tables.items() if backfill.plan else ():
+        days.setdefault(table, set()).update(forecast.days_to_compute)
+    succeeded = _days_by_table(
+        [x for x in backfill.launches if x.status is internals.BulkActionStatus.COMPLETED_SUCCESS],
+        [run for run in dagster_runs if run.status is dg.DagsterRunStatus.SUCCESS],
+        ledgers,
+    )
+    run_ids = {run.run_id for run in dagster_runs}
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
         others = _days_by_others(ledger, name, start, failed)
         missing = {*days.get(table, ()), *failed} - recorded - others
-        missing -= _days_reported(instance, ledger, missing - failed.keys(), start)
+        published_before = missing & ledger.latest.keys() - failed.keys()
+        missing -= published_before & succeeded.get(table, set())
+        missing -= _days_reported(instance, table, missing & published_before, run_ids)
         unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
     last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
     tags = last_run.dagster_run.tags if last_run else {}
@@ -103,16 +115,16 @@ def find_runs(
 
 
 def _days_by_table(
-    backfill: Backfill, runs: Iterable[dg.DagsterRun], ledgers: Ledgers
+    launches: Iterable[internals.PartitionBackfill],
+    runs: Iterable[dg.DagsterRun],
+    ledgers: Ledgers,
 ) -> dict[str, set[date]]:
-    """The days of the plan, of the runs, and of the launches, with or without a run."""
+    """The days of the runs, and of the launches, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
-    for table, forecast in backfill.plan.tables.items() if backfill.plan else ():
-        days[table].update(forecast.days_to_compute)
     for run in runs:
         for table, day in _days_of_run(run, ledgers):
             days[table].add(day)
-    for launch in backfill.launches:
+    for launch in launches:
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
         for key, subset in subsets.items():
@@ -123,14 +135,15 @@ def _days_by_table(
 
 
 def _days_reported(
-    instance: dg.DagsterInstance, ledger: Ledger, days: Iterable[date], start: float
+    instance: dg.DagsterInstance, table: str, days: Iterable[date], run_ids: Collection[str]
 ) -> set[date]:
-    """The published days of which Dagster has a materialization since a time.
+    """The days of a table whose latest materialization in Dagster is of one of these runs.
 
-    Of each day it keeps the latest, see `dagster_ext.eventlog`.
+    Another run may pass over a day that this one was to compute: one on hold, or with a file that
+    it does not accept.
     """
-    latest = latest_materializations(instance, ledger.table.name, days)
-    return {day for day in latest.keys() & ledger.latest.keys() if latest[day].timestamp > start}
+    latest = latest_materializations(instance, table, days)
+    return {day for day, event in latest.items() if event.run_id in run_ids}
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:

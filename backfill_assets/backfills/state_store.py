@@ -18,6 +18,7 @@ _PLAN_KEY = "backfill_assets/plan/{}"
 ACTIVE = "backfill_assets_plans_under_way"
 #: Ids of all plans, oldest first, as Dagster's storage cannot list its keys.
 _PLAN_IDS = "backfill_assets_plans"
+_RUN_ID_LENGTH = 36
 
 
 class BackfillRefusedError(ValueError):
@@ -160,7 +161,7 @@ def _cursor_storage(instance: dg.DagsterInstance) -> internals.DaemonCursorStora
 class BackfillStatus(enum.Enum):
     """Where a backfill is, in the words of messages."""
 
-    PLANNED = "not launched"
+    NOT_LAUNCHED = "not launched"
     ACTIVE = "under way"
     COMPLETED = "complete"
     #: A stage did not pass, or was canceled.
@@ -195,7 +196,7 @@ def read_status(
         name = state.backfill_id
     launch = instance.get_backfill(name)
     if launch is None:
-        return BackfillStatus.PLANNED
+        return BackfillStatus.NOT_LAUNCHED
     if launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
         return BackfillStatus.ACTIVE
     # A plan is complete only once its stages are reconciled.
@@ -228,7 +229,10 @@ class Backfill:
 
 
 def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
-    """The backfill, stage or run of that name, also if nothing is recorded of it."""
+    """The backfill, stage or run of that name, also if nothing is recorded of it.
+
+    The id of a run of the job `backfill` without a plan is that of the plan that it made.
+    """
     id_, state, plan_error = name.partition("-")[0], None, ""
     try:
         state = load(instance, id_)
@@ -236,10 +240,13 @@ def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
         plan_error = str(error)
     except BackfillRefusedError:
         pass  # no plan
+    if state and len(name) == _RUN_ID_LENGTH:
+        name = id_
     stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
     launches = [
         launch
         for stage in stages
+        if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
         for launch in _stage_attempts(instance, stage)
         if f"{launch.backfill_id}-".startswith(f"{name}-")
     ]
@@ -257,8 +264,8 @@ def _stage_attempts(
         launch = instance.get_backfill(f"{stage}-{attempt}")
 
 
-def refuse_active(instance: dg.DagsterInstance, name: str) -> Backfill:
-    """The backfill of that name, which no run writes any more, so that it can be undone.
+def find_ended_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
+    """The backfill of that name; one that is under way must not be undone or built again.
 
     Raises:
         BackfillRefusedError: a planned backfill or one of Dagster's of that name has not ended.

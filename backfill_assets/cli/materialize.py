@@ -171,18 +171,19 @@ def _find_unpublished(
 
     # A run that published nothing is known to Dagster alone.
     runs = [run for run in dagster.get_runs(limit=_RECENT_RUNS) if run.run_id.startswith(name)]
-    if len(runs) == 1 and len(name) == 8:
+    # The job `backfill` names its plan by its own run.
+    if len(runs) == 1 and len(name) == 8 and name not in state_store.list_ids(dagster):
         name = runs[0].run_id
     if unfinished := [run.run_id[:8] for run in runs if not run.is_finished]:
         raise CannotRunError(f"run {', '.join(unfinished)} has not ended: wait for it, or end it")
     refuse_unknown(deployment, dagster, name)
-    backfill = state_store.refuse_active(dagster, name)
+    backfill = state_store.find_ended_backfill(dagster, name)
     if backfill.plan_error and not backfill.launches:
         raise state_store.PlanUnreadableError(backfill.plan_error)
     unpublished, tags = set[tuple[str, date]](), dict[str, str]()
-    stages = [launch.backfill_id for launch in backfill.launches] if backfill.state else [name]
-    for stage in stages:
-        requested = requested_days(dagster, ledgers, state_store.find_backfill(dagster, stage))
+    launch_ids = [launch.backfill_id for launch in backfill.launches] if backfill.state else [name]
+    for launch_id in launch_ids:
+        requested = requested_days(dagster, ledgers, state_store.find_backfill(dagster, launch_id))
         unpublished |= requested.unpublished.keys()
         tags |= requested.tags
     # The mended days may need other code; the others are about how these runs came about.

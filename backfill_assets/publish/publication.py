@@ -1,6 +1,7 @@
 """The publication of a candidate: audit its days, then make one commit of those that pass.
 
-Every row that reaches a table passes through `audit_days` and `AuditedDays.commit_once`.
+Every row that a run computes or an undo restores passes through `audit_days` and
+`AuditedDays.commit_once`.
 """
 
 import logging
@@ -318,7 +319,10 @@ class CommittedDays:
 def list_results(
     plan: types.ComputePlan, committed: CommittedDays | None = None
 ) -> list[types.DayResult]:
-    """Return the result of each day of a plan, in ascending order; None if no day was computed."""
+    """Return the result of each day of a plan, in ascending order.
+
+    `committed` is None if no day was computed.
+    """
     results = [*_list_skipped_results(plan)]
     if committed:
         results += committed.results()

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 
 #: Linux's lists of open sockets.
 _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-#: Linux's netlink interface to sockets: the protocol, kinds of messages, and a TCP socket's state.
-_SOCK_DIAG, _ERROR, _DONE, _BY_FAMILY, _LISTENS = 4, 2, 3, 20, 10
-#: The flags of a request for all sockets that match; a message's header: size, kind, flags, number,
-#: sender; and where a message about a socket has its user.
-_REQUEST_ALL, _MESSAGE, _USER_OFFSET = 0x301, struct.Struct("=IHHII"), 80
+# Linux's netlink interface to sockets, in its own words.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _TCP_LISTEN = 4, 20, 10
+_NLMSG_ERROR, _NLMSG_DONE, _NLM_F_REQUEST_DUMP = 2, 3, 0x301
+#: The header of a message: size, kind, flags, number, sender.
+_HEADER = struct.Struct("=IHHII")
+#: Where a message about a socket has its user.
+_USER_OFFSET = 80
 #: The loopback addresses other than `localhost`.
 _LOOPBACK = re.compile(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
 #: Environment variable: the address of the deployment's own engine.
@@ -60,33 +62,36 @@ def port_users(port: int) -> set[int] | None:
     """
     try:
         return _query_listeners(port)
-    except OSError:  # not Linux, or a sandbox without netlink
+    except (OSError, struct.error):  # not Linux, or a sandbox without netlink
         return _listed_listeners(port)
 
 
-def _query_listeners(port: int) -> set[int]:
+def _query_listeners(port: int, protocol: int = socket.IPPROTO_TCP) -> set[int]:
     """Ask the kernel by netlink, see `sock_diag(7)`.
 
     Raises:
-        OSError: there is no such interface.
+        OSError: there is no such interface, or none for the protocol.
     """
     if not hasattr(socket, "AF_NETLINK"):
         raise OSError(errno.EAFNOSUPPORT, "no netlink")
     users = set()
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
-            request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 1 << _LISTENS)
+            request = struct.pack("=BBBxI", family, protocol, 0, 1 << _TCP_LISTEN)
             request += struct.pack("!H", port) + bytes(46)  # addresses and interface: any
-            size = _MESSAGE.size + len(request)
-            kernel.send(_MESSAGE.pack(size, _BY_FAMILY, _REQUEST_ALL, 0, 0) + request)
+            size = _HEADER.size + len(request)
+            header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 0, 0)
+            kernel.send(header + request)
             kind = None
-            while kind != _DONE:
+            while kind != _NLMSG_DONE:
                 data = kernel.recv(1 << 16)
-                while data and kind != _DONE:
-                    size, kind, *_ = _MESSAGE.unpack_from(data)
-                    if kind == _ERROR:
-                        raise OSError(-struct.unpack_from("=i", data, _MESSAGE.size)[0], "netlink")
-                    if kind == _BY_FAMILY:
+                while data and kind != _NLMSG_DONE:
+                    size, kind, *_ = _HEADER.unpack_from(data)
+                    if kind in (_NLMSG_ERROR, _NLMSG_DONE):
+                        (code,) = struct.unpack_from("=i", data, _HEADER.size)
+                        if code < 0:
+                            raise OSError(-code, os.strerror(-code))
+                    elif kind == _SOCK_DIAG_BY_FAMILY:
                         users.add(struct.unpack_from("=I", data, _USER_OFFSET)[0])
                     data = data[(size + 3) & ~3 :]
     return users

@@ -435,7 +435,7 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
     assert "; closed" in tick_planned_backfills(pipeline)
     assert state_store.active_ids(pipeline.instance) == [plan.id]
-    state_store.refuse_active(pipeline.instance, unreadable.id)
+    state_store.find_ended_backfill(pipeline.instance, unreadable.id)
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.deployment).plan_loads(day(9))
@@ -475,8 +475,8 @@ def test_what_is_under_way_is_not_undone(pipeline):
     launch_plan(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
-            state_store.refuse_active(pipeline.instance, name)
-    state_store.refuse_active(pipeline.instance, "another1")
+            state_store.find_ended_backfill(pipeline.instance, name)
+    state_store.find_ended_backfill(pipeline.instance, "another1")
 
 
 @pytest.mark.parametrize(
