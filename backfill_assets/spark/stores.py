@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from dagster_deltalake.config import AzureConfig, ClientConfig, GcsConfig, S3Config
 from deltalake.fs import DeltaStorageHandler
@@ -246,6 +247,20 @@ _AZURE_KEY = "AZURE_STORAGE_ACCOUNT_KEY"
 _AZURE_TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2"
 
 
+class _BytesWriter:
+    """A stream of delta-rs, which takes bytes alone, for the buffers of Arrow."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, buffer: pa.Buffer) -> int:
+        """Write a buffer."""
+        return int(self._stream.write(bytes(buffer)))
+
+
 class _FlatHandler(DeltaStorageHandler):
     """delta-rs's file system for a container without a hierarchical namespace.
 
@@ -257,6 +272,10 @@ class _FlatHandler(DeltaStorageHandler):
         infos = super().get_file_info_selector(selector)
         folders = {info.path for info in infos if info.type == pafs.FileType.Directory}
         return [info for info in infos if not info.is_file or info.path not in folders]
+
+    def open_output_stream(self, path: str, metadata: Any = None) -> pa.PythonFile:
+        """Open a file that appears as a whole when it is closed."""
+        return pa.PythonFile(_BytesWriter(self._handler.open_output_stream(path, metadata)))
 
     def delete_dir(self, path: str) -> None:
         """Delete the files of a folder and its mark."""
