@@ -275,7 +275,7 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
     if state.ended:
         return state.ended
     status = state_store.read_status(instance, state.plan.id, state)
-    if status is BackfillStatus.PLANNED:
+    if status is not BackfillStatus.ACTIVE:
         return status.value
     stages = state.plan.stages
     prefix = f"stage {state.stage + 1} of {len(stages)} ({state.backfill_id})"
