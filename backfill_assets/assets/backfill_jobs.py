@@ -11,11 +11,7 @@ from backfill_assets.backfills import backfill_plan, reconcile, stages, state_st
 from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
-from backfill_assets.backfills.state_store import (
-    BackfillRefusedError,
-    BackfillState,
-    BackfillStatus,
-)
+from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
@@ -189,8 +185,8 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
             launched = state_store.find_backfill(context.instance, id_)
             backfill_state = launched.state
             # A retry of this run, whose process was lost, launches no second backfill.
-            is_launched = is_retry(context.run) and launched.status is not BackfillStatus.PLANNED
-            if backfill_state is None or not is_launched:
+            is_launched = launched.status is not state_store.BackfillStatus.PLANNED
+            if backfill_state is None or not (is_launched and is_retry(context.run)):
                 if not config.plan:
                     request = config.to_request()
                     create_plan(deployment, graph, context.instance, code, request, id_)
