@@ -11,11 +11,7 @@ from backfill_assets.backfills import backfill_plan, reconcile, stages, state_st
 from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
-from backfill_assets.backfills.state_store import (
-    BackfillRefusedError,
-    BackfillState,
-    BackfillStatus,
-)
+from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
@@ -189,7 +185,8 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
             stored = state_store.find_backfill(context.instance, id_)
             backfill_state = stored.state
             # A retry of this run, whose process was lost, launches no second backfill.
-            must_launch = not is_retry(context.run) or stored.status is BackfillStatus.NOT_LAUNCHED
+            not_launched = state_store.BackfillStatus.NOT_LAUNCHED
+            must_launch = not is_retry(context.run) or stored.status is not_launched
             if backfill_state is None or must_launch:
                 if not config.plan:
                     request = config.to_request()

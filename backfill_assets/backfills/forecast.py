@@ -27,7 +27,6 @@ from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Derived, carries_state
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import Table
 from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
 
 #: Outcomes in which a day is or may be computed.
@@ -196,20 +195,21 @@ def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) 
 _PAST_RUNS = 100
 
 
-def past_runs(instance: dg.DagsterInstance, tables: Mapping[str, Table]) -> list[tuple[int, float]]:
+def past_runs(instance: dg.DagsterInstance, deployment: Deployment) -> list[tuple[int, float]]:
     """Number of days and seconds of the last successful runs in Dagster."""
     successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
     runs = []
     for record in instance.get_run_records(successful, limit=_PAST_RUNS):
-        days = _count_days(record.dagster_run, tables)
+        days = _count_days(record.dagster_run, deployment)
         if days and record.start_time and record.end_time:
             runs.append((days, record.end_time - record.start_time))
     return runs
 
 
-def _count_days(run: dg.DagsterRun, tables: Mapping[str, Table]) -> int:
+def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     """The days that the partitions of a run have: of a month, all of its days."""
     partitions = days_of_run(run.tags) or ()
+    tables = deployment.tables
     names = [key.path[-1] for key in run.asset_selection or ()]
     # Dagster runs tables of one grain together.
     grain = next((tables[name].grain for name in names if name in tables), Grain.DAILY)

@@ -13,10 +13,8 @@ from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days_by_table, own_commits, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan, find_runs
 from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, describe_progress
-from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
-from backfill_assets.dagster_ext.internals import PartitionBackfill
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
@@ -100,7 +98,7 @@ def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> B
         plan, outcome = state.plan, describe_progress(instance, state)
         events = [
             *_plan_events(state, state_store.read_status(instance, state.plan.id, state)),
-            *_stage_events(instance, backfill.launches, plan),
+            *_stage_events(instance, backfill, plan),
         ]
         results = [*compare_with_plan(plan, ledgers)]
         reason = plan.parameters.reason
@@ -142,7 +140,7 @@ def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
 
 
 def _plan_events(
-    backfill_state: BackfillState, status: state_store.BackfillStatus
+    backfill_state: state_store.BackfillState, status: state_store.BackfillStatus
 ) -> Iterator[HistoryEvent]:
     """The events `plan` and, once launched, `launch`, with commands rebuilt from the request."""
     request = backfill_state.plan.parameters
@@ -162,13 +160,11 @@ def _plan_events(
 
 
 def _stage_events(
-    instance: dg.DagsterInstance,
-    launches: Iterable[PartitionBackfill],
-    plan: backfill_plan.BackfillPlan,
+    instance: dg.DagsterInstance, backfill: state_store.Backfill, plan: backfill_plan.BackfillPlan
 ) -> Iterator[HistoryEvent]:
     """Each attempt of each stage, with its failed runs."""
     windows = dict(plan.stages)
-    for launch in launches:
+    for launch in backfill.launches:
         id_, start = launch.backfill_id, launch.backfill_timestamp
         window = windows[id_.split("-")[1]]
         runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))

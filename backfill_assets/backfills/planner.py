@@ -182,7 +182,7 @@ def make_plan(
         graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
     ledgers = read_ledgers(deployment)
-    run_history = forecast.past_runs(instance, deployment.tables)
+    run_history = forecast.past_runs(instance, deployment)
     return plan_backfill(
         deployment, request, days, ledgers, code, id_, run_history, downstream_of_last_day
     )

@@ -14,7 +14,6 @@ import dagster as dg
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.backfills.state_store import BackfillStatus
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext import internals
 from backfill_assets.publish import types
@@ -46,7 +45,7 @@ def launch_stage(
     """
     state = state_store.load(instance, id_)
     status = state_store.read_status(instance, id_, state)
-    if status in (BackfillStatus.ACTIVE, BackfillStatus.COMPLETED):
+    if status in (state_store.BackfillStatus.ACTIVE, state_store.BackfillStatus.COMPLETED):
         raise state_store.BackfillRefusedError(
             f"backfill {id_} is {status.value}; make a new plan for another"
         )
@@ -275,7 +274,7 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
     if state.ended:
         return state.ended
     status = state_store.read_status(instance, state.plan.id, state)
-    if status is BackfillStatus.NOT_LAUNCHED:
+    if status is not state_store.BackfillStatus.ACTIVE:
         return status.value
     stages = state.plan.stages
     prefix = f"stage {state.stage + 1} of {len(stages)} ({state.backfill_id})"

@@ -1,6 +1,5 @@
 """Incidents: what is wrong in a deployment, and the monitor that reads its state."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
@@ -139,14 +138,14 @@ def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
 
 def final_days_behind(name: str, snapshot: states.Snapshot) -> dict[str, list[date]]:
     """Return the final days behind their input, by a text: what changed, and what to do."""
-    days_by_text: dict[str, list[date]] = defaultdict(list)
+    days_by_text: dict[str, list[date]] = {}
     for day, reason in sorted(snapshot.stale.final.get(name, {}).items()):
         if reason.input_commits.keys() & snapshot.graph.sources.keys():
             text = _new_lines_text(name, snapshot)
         else:
             changed = sorted({*reason.input_commits, *reason.references})
             text = _NEW_INPUT.format(" and ".join(changed), name)
-        days_by_text[text].append(day)
+        days_by_text.setdefault(text, []).append(day)
     return days_by_text
 
 
