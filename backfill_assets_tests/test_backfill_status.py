@@ -141,6 +141,19 @@ def test_a_planned_backfill_is_where_its_history_puts_it(actions):
             lifecycle.check()
 
 
+def test_a_relaunch_that_was_lost_is_launched_again():
+    """Its process ended between the storage of the attempt and the launch."""
+    with memory_instance() as instance:
+        lifecycle = Lifecycle(instance)
+        for action in ("launch", "stage is built", "does not pass", "tick"):
+            ACTIONS[action](lifecycle)
+        state = state_store.load(instance, ID)
+        state_store.save(instance, state.model_copy(update={"attempt": 2}))
+        ACTIONS["launch"](lifecycle)
+        lifecycle.check()
+        assert lifecycle.launched == [f"{ID}-pilot", f"{ID}-pilot-2"]
+
+
 @pytest.mark.parametrize("dagster_status", [*BulkActionStatus])
 def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
     active = {

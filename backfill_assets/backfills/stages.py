@@ -51,7 +51,7 @@ def launch_stage(
         )
     changes = state.plan.changes_since_planning(current)
     if instance.get_backfill(state.backfill_id) is None:
-        state.attempt = 0  # saved, but never launched
+        state.attempt = max(state.attempt - 1, 0)  # saved, but never launched
     if state.attempt:  # its own commits have changed the tables
         planned_by = (state.plan.code_version, state.plan.config_digest)
         changes = changes if planned_by != (current.code_version, current.config_digest) else []
