@@ -118,7 +118,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, de
 	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
 	@$(BIN)/python -m backfill_assets_tests.code_shape
 
-bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
+bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job (hours); ARGS='--part load small'
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.benchmarks.bench $(ARGS)
 

@@ -4,6 +4,10 @@ import contextlib
 import gc
 
 with contextlib.suppress(Exception):  # the run itself reports the error
+    # pandera imports them where a frame is validated first.
+    from pandera.backends.pyspark.register import register_pyspark_backends
+
+    register_pyspark_backends()
     from backfill_assets.definitions import defs
 
     defs().get_repository_def()

@@ -125,12 +125,16 @@ def test_the_table_says_what_is_wrong():
         late=report.LateResult("a command", 12.3, is_right=False),
         poison=report.PoisonResult(1, states, Counter(right=28, missing=2), 40.2, is_mended=True),
         remark="of one day",
+        target=2.0,
     )
     *_, hand_row, other_row = report.format_table([hand, peer], "by hand").splitlines()
-    assert hand_row.startswith("| by hand | pyspark 4.2.0 | 20 s | 1.00 | yes | 0.0 s, all written")
+    assert hand_row.startswith(
+        "| by hand | pyspark 4.2.0 | 20 s | 1.00 |  |  |  | yes | 0.0 s, all written"
+    )
     assert other_row == (
-        "| other | other 1.0 | 50 s (of one day) | 2.50 | **no** | 2.5 s, nothing written "
-        "| a command: 12 s, **wrong** | stg_orders wrong, fact_daily_orders missing; "
+        "| other | other 1.0 | 50 s (of one day) | 2.50 | 2 | 1.25 | missed | **no** "
+        "| 2.5 s, nothing written | a command: 12 s, **wrong** "
+        "| stg_orders wrong, fact_daily_orders missing; "
         "days of facts: 28 right, 2 missing; it says so | 40 s |"
     )
 

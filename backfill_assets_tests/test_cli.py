@@ -236,6 +236,7 @@ def test_selected_tables(capsys, tmp_path):
     for options in (
         ["--select", "stg_orders,fact_daily_orders"],
         ["--select", FACT, "--table", "stg_orders"],
+        [FACT, "--select", "stg_orders"],
     ):
         assert main(["show", "--json", *options]) == 0
         rows = json.loads(capsys.readouterr().out)
@@ -617,8 +618,9 @@ def test_status(monkeypatch, capsys, tmp_path):
     assert rows[0] == ["table", "state", "days", "which"]
     assert [FACT, "missing", "2", "2024-01-04...2024-01-05"] in rows
     assert ["missing:", "never", "published"] in [row[:3] for row in rows]
-    assert main(["status", "--select", FACT, "--json"]) == 1
+    assert main(["status", FACT, "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
+    assert [*result["tables"]] == [FACT]
     assert result["good"] is False
     assert result["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
     final = {JAN[0]: DayState.FINAL}

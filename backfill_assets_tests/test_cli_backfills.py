@@ -329,6 +329,7 @@ def test_a_dead_daemon(instance, capsys):
 @pytest.mark.parametrize(("complete", "status"), [(True, 0), (False, 1)])
 def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
     state = save_plan(instance, "aaaaaaaa")
+    instance.add_dynamic_partitions(state_store.ACTIVE, ["aaaaaaaa"])
     monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
     ended = state.model_copy(update={"ended": "it is over", "complete": complete})
@@ -364,6 +365,7 @@ def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
 
 def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
     state = save_plan(instance, "aaaaaaaa")
+    instance.add_dynamic_partitions(state_store.ACTIVE, ["aaaaaaaa"])
     monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     assert main(["backfill", "aaaaaaaa"]) == 3
     message = refusal_message(capsys, "backfill")

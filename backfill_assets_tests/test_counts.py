@@ -14,9 +14,8 @@ from pandera.pyspark import Field
 from backfill_assets.audit.checks import day_metadata
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.compute import audit_days
+from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.tables.model_metadata import counts_of
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
@@ -57,7 +56,7 @@ def test_the_examples_count_what_is_open_and_what_is_new(spark):
         frame = spark.createDataFrame([], table.struct_type)
         audited = audit_days(make_plan(Ledger(table), [day(0)]), ComputedDays(frame, {}))
         numbers = audited.computed.numbers[day(0)]
-        assert numbers == {f"count of {kind}": 0 for kind in counts_of(table)} != {}
+        assert numbers == {f"count of {kind}": 0 for kind in table.counts} != {}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from backfill_assets.audit.profile import (
 )
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import drift_bounds
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import day
 
@@ -44,7 +43,7 @@ class Watched(pa.DataFrameModel):
 
 
 WATCHED = Table("watched", Watched)
-BOUNDS = drift_bounds(WATCHED)
+BOUNDS = WATCHED.drift
 
 
 def test_the_bins_are_those_of_powers_of_two(spark):

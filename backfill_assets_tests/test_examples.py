@@ -14,10 +14,10 @@ from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets_guide.examples import web_events
+from backfill_assets_guide.examples import growth, web_events
 from backfill_assets_guide.examples.customers import tables as customers
 
-DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES]
+DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES, *growth.TABLES]
 TABLES = {item.name: item for item in DECLARED if isinstance(item, Derived)}
 SOURCES = {item.name: item for item in DECLARED if isinstance(item, Source)}
 LONGEST = 40

@@ -23,7 +23,7 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
-from backfill_assets.staleness.stale import StaleDays
+from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.invented_states import (
@@ -146,13 +146,30 @@ def test_nothing_was_ever_loaded():
 # --- final days -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
-def test_new_input_for_a_final_day(table):
-    (incident,) = find_incidents(
-        make_snapshot(behind=make_backlog(day(2), table=table, final=True))
-    )
+@pytest.mark.parametrize(
+    ("table", "reason", "text"),
+    [
+        (
+            STAGED,
+            StaleReason({RAW.name: record(9, [day(2)])}),
+            "new lines have landed for days whose window has closed: fact_daily_orders_current "
+            "and fact_order_corrections have them, the days stay as they are. To take the lines "
+            "into them, materialize stg_orders and what follows",
+        ),
+        (
+            FACT,
+            StaleReason({STAGED.name: record(9, [day(2)])}),
+            "stg_orders changed after these days, whose window has closed, were built: the days "
+            "stay as they are. To build them from it, materialize fact_daily_orders and what",
+        ),
+        (FACT, StaleReason({}, {"stores": "9"}), "stores changed after these days"),
+    ],
+)
+def test_new_input_for_a_final_day(table, reason, text):
+    behind = StaleDays({}, {table.name: {day(2): reason}})
+    (incident,) = find_incidents(make_snapshot(behind=behind))
     assert incident.key == ("new input for final days", table.name, "2024-01-02")
-    assert "fact_daily_orders_current and fact_order_corrections have them" in incident.detail
+    assert incident.detail.startswith(text)
 
 
 def test_new_input_for_an_open_day_is_no_incident():

@@ -498,7 +498,7 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     after = manager.ledger(FACT)
     assert after.version > before.version
     rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
-    files = writer.write_rows(rows, [day(1), day(2)], rebalance=False).files
+    files = writer.write_rows(rows, [day(1), day(2)], rebalance=False)
     assert writer.commit(files, [day(1)], metadata, before) is None
     assert writer.commit(files, [day(1)], metadata, after) is not None
     assert writer.commit(files, [day(2)], metadata, after) is None
@@ -778,10 +778,10 @@ def test_a_backfill_is_kept_to_the_settings_of_each_table():
 
     def read_inputs(*tables: Table) -> None:
         inputs = [
-            ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
+            (ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name])), now[t.name])
             for t in tables
         ]
-        refuse_other_code([ledger(FACT), *inputs], window(1, 1), metadata, lambda t: now[t.name])
+        refuse_other_code(ledger(FACT), window(1, 1), metadata, inputs)
 
     read_inputs(RAW)
     with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):

@@ -125,7 +125,10 @@ def published(monkeypatch, tmp_path) -> Path:
 
 def test_the_command_counts_what_status_lists(published, capsys):
     assert main(["metrics"]) == 0
-    figures = parse_figures(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    figures = parse_figures(text)
+    (example,) = re.findall(r"^backfill_assets_.* [\d.]+$", PAGES["docs/monitoring.md"], re.M)
+    assert example in text.splitlines()
     main(["status", "--json"])
     ranges = json.loads(capsys.readouterr().out)["tables"][FACT.name]
     assert {*ranges} == {"missing", "made under other settings"}

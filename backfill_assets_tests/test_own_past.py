@@ -40,7 +40,7 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import LATE, RAW, DailyOrders
-from backfill_assets.publish.compute import split_buildable_days
+from backfill_assets.publish.publisher import split_buildable_days
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import (

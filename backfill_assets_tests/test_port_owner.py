@@ -79,7 +79,25 @@ def test_who_listens_elsewhere(address):
         assert port_users(server.getsockname()[1]) == {os.geteuid()}
 
 
+def test_lists_are_read_where_the_kernel_does_not_answer(monkeypatch):
+    def refuse(_port: int) -> set[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(servers, "_query_listeners", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert port_users(server.getsockname()[1]) == {os.geteuid()}
+    assert port_users(1) == set()
+
+
+def test_a_protocol_that_the_kernel_has_no_answer_for():
+    """Its refusal is in the message that ends the list."""
+    unknown = 99
+    with pytest.raises(OSError, match="No such file or directory"):
+        servers._query_listeners(1, unknown)
+
+
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delattr(socket, "AF_NETLINK")
     monkeypatch.setattr(servers, "_SOCKETS", (tmp_path / "tcp",))
     assert port_users(1) is None
     raise_if_foreign_port(1)

@@ -7,11 +7,17 @@ from datetime import datetime, timedelta, timezone
 import dagster as dg
 import msgspec
 import pytest
-from dagster._core.events import AssetObservationData, DagsterEvent
+from dagster._core.events import DagsterEvent, StepMaterializationData
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills.reconcile import PlannedDays, requested_days
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.backfill_plan import Stage
+from backfill_assets.backfills.reconcile import RequestedDays, requested_days
+from backfill_assets.backfills.state_store import find_backfill
+from backfill_assets.dagster_ext.internals import BulkActionStatus
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import day
 from backfill_assets_tests.helpers.postgres import instance_in
@@ -45,19 +51,22 @@ def make_commit(version, spans, *, at=NOW, failed=(), **more):
     )
 
 
-def report_observation(instance, run_id, table, n):
+def report_materialization(instance, run_id, table, n):
     """Dagster is told of a day that was published already."""
-    observation = AssetObservationData(dg.AssetObservation(table.name, partition=str(day(n))))
-    event = DagsterEvent("ASSET_OBSERVATION", "daily", event_specific_data=observation)
+    materialization = dg.AssetMaterialization(table.name, partition=str(day(n)))
+    data = StepMaterializationData(materialization)
+    event = DagsterEvent("ASSET_MATERIALIZATION", "daily", event_specific_data=data)
     instance.report_dagster_event(event, run_id)
+
+
+def find_requested(instance, name, *filled: Ledger) -> RequestedDays:
+    return requested_days(instance, ledgers(*filled), find_backfill(instance, name))
 
 
 def test_a_run_that_was_lost(instance):
     """It has loaded, and come to nothing else."""
     id_ = store_run(instance, 1, 3, [RAW, STAGED])
-    result = requested_days(
-        instance, ledgers(ledger(RAW, make_commit(1, [(1, 3)], run=id_))), id_[:8]
-    )
+    result = find_requested(instance, id_[:8], ledger(RAW, make_commit(1, [(1, 3)], run=id_)))
     assert result.days == {RAW.name: days((1, 3)), STAGED.name: days((1, 3))}
     (message,) = result.not_published
     assert message.startswith(
@@ -69,15 +78,13 @@ def test_a_day_that_failed(instance):
     id_ = store_run(instance, 1, 3, [FACT])
     own_commit = make_commit(2, [1, 3], run=id_, failed=[2])
     old = make_commit(1, [(1, 3)], at=NOW - timedelta(days=1))
-    (message,) = requested_days(
-        instance, ledgers(ledger(FACT, old, own_commit)), id_[:8]
-    ).not_published
+    (message,) = find_requested(instance, id_[:8], ledger(FACT, old, own_commit)).not_published
     assert message.startswith(
         "fact_daily_orders [2024-01-02] was asked for and not published (it b"
     )
     # Until it has been published, by whomever.
     later = make_commit(3, [2], run="another run", at=NOW + timedelta(minutes=1))
-    result = requested_days(instance, ledgers(ledger(FACT, old, own_commit, later)), id_[:8])
+    result = find_requested(instance, id_[:8], ledger(FACT, old, own_commit, later))
     assert result.not_published == []
 
 
@@ -87,9 +94,7 @@ def test_what_failed_last_counts(instance):
         make_commit(1, [1, 2], failed=[3], **options),
         make_commit(2, [3], failed=[1], **options),
     )
-    (message,) = requested_days(
-        instance, ledgers(ledger(FACT, first, second)), "backfill"
-    ).not_published
+    (message,) = find_requested(instance, "backfill", ledger(FACT, first, second)).not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
 
 
@@ -97,66 +102,96 @@ def test_days_that_were_published_as_they_were_to_be(instance):
     """No commit speaks of them, but Dagster was told."""
     id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
-    report_observation(instance, id_, FACT, 1)
-    (message,) = requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published
+    report_materialization(instance, id_, FACT, 1)
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
     assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
-    report_observation(instance, id_, FACT, 2)
-    result = requested_days(instance, ledgers(ledger(FACT, old)), "backfill")
+    report_materialization(instance, id_, FACT, 2)
+    result = find_requested(instance, "backfill", ledger(FACT, old))
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
 def test_planned_days_of_a_stage_that_was_not_launched(instance):
     """They are missing, unless another run has published them since the plan."""
-    planned = PlannedDays({FACT.name: days(1, 2)}, [], NOW.timestamp())
+    save_plan(instance, "planplan", computed=(f"{day(1)}...{day(2)}",))
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
-    (message,) = requested_days(
-        instance, ledgers(ledger(FACT, old)), "planplan", planned
-    ).not_published
+    (message,) = find_requested(instance, "planplan", ledger(FACT, old)).not_published
     assert message.startswith("fact_daily_orders [2024-01-01...2024-01-02] was asked for")
-    later = make_commit(2, [1, 2], run="another run", at=NOW + timedelta(minutes=1))
-    result = requested_days(instance, ledgers(ledger(FACT, old, later)), "planplan", planned)
+    later = make_commit(2, [1, 2], run="another run", at=NOW + timedelta(days=1))
+    result = find_requested(instance, "planplan", ledger(FACT, old, later))
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
+
+
+def save_stages(instance, **days_by_stage) -> None:
+    """A plan whose stages are all launched."""
+    state = save_plan(instance, "planplan", computed=())
+    stages = tuple(
+        Stage(name=name.strip("_"), days=",".join(map(str, sorted(stage_days))))
+        for name, stage_days in days_by_stage.items()
+    )
+    state.plan = state.plan.model_copy(update={"cut": stages})
+    state_store.save(instance, state)
+    for stage, stage_days in zip(stages, days_by_stage.values(), strict=True):
+        save_launch(instance, f"planplan-{stage.name}", {FACT.name: stage_days}, NOW.timestamp())
 
 
 def test_runs_of_all_stages_of_a_plan_count(instance):
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    save_stages(instance, pilot=days(1), rest=days(2))
     for n, stage in ((1, "pilot"), (2, "rest")):
         id_ = store_run(instance, n, n, [FACT], backfill=f"planplan-{stage}")
-        report_observation(instance, id_, FACT, n)
-    stages = ["planplan-pilot", "planplan-rest"]
-    planned = PlannedDays({FACT.name: days(1)}, stages, NOW.timestamp())
-    result = requested_days(instance, ledgers(ledger(FACT, old)), "planplan", planned)
+        report_materialization(instance, id_, FACT, n)
+    result = find_requested(instance, "planplan", ledger(FACT, old))
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
 def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
     """Stage 001 published the day; 002 loaded a late line for it, and the day failed."""
+    save_stages(instance, _001=days(1), _002=days(1, 2))
     own = {"backfill": "planplan-002", "failed": [1]}
     first = make_commit(1, [1], backfill="planplan-001", at=NOW + timedelta(minutes=1))
     second = make_commit(2, [2], at=NOW + timedelta(minutes=2), **own)
-    planned = PlannedDays({FACT.name: days(1, 2)}, ["planplan-002"], NOW.timestamp())
-    arguments = ("planplan-002", planned)
-    (message,) = requested_days(
-        instance, ledgers(ledger(FACT, first, second)), *arguments
-    ).not_published
+    result = find_requested(instance, "planplan-002", ledger(FACT, first, second))
+    (message,) = result.not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for and not published (it")
     # Until another run has published it after that.
     later = make_commit(3, [1], run="another run", at=NOW + timedelta(minutes=3))
-    known = ledgers(ledger(FACT, first, second, later))
-    assert requested_days(instance, known, *arguments).not_published == []
+    result = find_requested(instance, "planplan-002", ledger(FACT, first, second, later))
+    assert result.not_published == []
 
 
-def test_a_run_that_succeeded_needs_no_events(instance):
-    """They may have been pruned; but a day that is in no table was not published."""
-    id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
-    instance.report_dagster_event(DagsterEvent("PIPELINE_SUCCESS", "daily"), id_)
+def test_a_backfill_whose_runs_are_pruned(instance):
+    """Dagster knows that it succeeded; but a day that is in no table was not published."""
+    succeeded = BulkActionStatus.COMPLETED_SUCCESS
+    save_launch(instance, "backfill", {FACT.name: days((1, 3))}, NOW.timestamp(), succeeded)
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
-    assert requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published == []
-    part = make_commit(1, [1], at=NOW - timedelta(days=1))
-    (message,) = requested_days(instance, ledgers(ledger(FACT, part)), "backfill").not_published
-    assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
+    result = find_requested(instance, "backfill", ledger(FACT, old))
+    assert result.days == {FACT.name: days((1, 3))}
+    (message,) = result.not_published
+    assert message.startswith("fact_daily_orders [2024-01-03] was asked for")
+
+
+def test_a_lost_run_is_not_excused_by_a_run_that_passed_over_its_days(instance):
+    """That one may have held back a file that this one was to accept."""
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    another_run = store_run(instance, 1, 1, [FACT])
+    report_materialization(instance, another_run, FACT, 1)
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+
+
+def test_the_run_that_made_a_plan_stands_for_it(instance):
+    """The job `backfill` names its plan by the first part of its own id."""
+    run_id = store_run(instance, 1, 1, [FACT])
+    plan_id = run_id[:8]
+    save_plan(instance, plan_id, computed=(f"{day(1)}...{day(2)}",))
+    stage = find_backfill(instance, plan_id).state.plan.stages[0][0]
+    save_launch(instance, f"{plan_id}-{stage}", {FACT.name: days(1, 2)})
+    by_plan, by_run = (find_backfill(instance, name) for name in (plan_id, run_id))
+    assert by_plan == by_run
+    assert [launch.backfill_id for launch in by_run.launches] == [f"{plan_id}-{stage}"]
 
 
 def test_nothing_is_known_of_the_name(instance):
-    result = requested_days(instance, ledgers(ledger(FACT, make_commit(1, [1]))), "nobodyknows")
+    result = find_requested(instance, "nobodyknows", ledger(FACT, make_commit(1, [1])))
     assert (result.days, result.not_published) == ({}, [])

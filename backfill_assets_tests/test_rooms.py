@@ -23,6 +23,7 @@ PLACES = (
     "backfill_assets.orders.tables:TABLES",
     "backfill_assets_guide.examples.customers.tables:TABLES",
     "backfill_assets_guide.examples.web_events:TABLES",
+    "backfill_assets_guide.examples.growth:TABLES",
 )
 #: The room of the orders; what users import; and the default of the setting that
 #: names the tables.

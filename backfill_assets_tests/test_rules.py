@@ -16,7 +16,7 @@ from pyspark.sql.window import Window
 
 from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
 from backfill_assets.audit.verdicts import RefusedError, Violation, find_violations
-from backfill_assets.publish.compute import audit_days
+from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.invented_logs import ledger

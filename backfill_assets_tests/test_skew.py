@@ -27,7 +27,6 @@ from backfill_assets.orders.tables import OrderLine
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order
@@ -59,7 +58,7 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     frame = spark.createDataFrame(rows, VISITS.struct_type)
     names = "most rows of one customer", "most rows of one shop"
     assert count_values(
-        frame, VISITS, [day(1), day(2), day(3), day(4)], (), skew_bounds(VISITS)
+        frame, VISITS, [day(1), day(2), day(3), day(4)], (), VISITS.skew
     ).most_rows == {
         day(1): dict(zip(names, (3, 4), strict=True)),
         day(2): dict(zip(names, (0, 0), strict=True)),
@@ -160,8 +159,8 @@ ORDERS_OF = {"key": ["order_id"], "event_time": "order_ts", "version_time": "ing
 
 def test_the_staging_of_a_source_is_watched():
     source = Source("watched", Watched, **ORDERS_OF)
-    assert skew_bounds(source.staged) == {"customer_id": 0.2}
-    assert skew_bounds(source.raw) == skew_bounds(source.late) == {}
+    assert source.staged.skew == {"customer_id": 0.2}
+    assert source.raw.skew == source.late.skew == {}
     with pytest.raises(DeclarationError, match="source watched: skew of customer, which is no col"):
         Source("watched", Mistaken, **ORDERS_OF)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date
 from statistics import mean
+from unittest.mock import Mock
 
+import dagster as dg
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,8 +17,9 @@ from backfill_assets.backfills.forecast import (
     WorkEstimate,
     even_stages,
     median_stage_work,
+    past_runs,
 )
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets_tests.helpers.pipeline import START
 
 
@@ -151,3 +155,19 @@ def test_the_pilot_is_a_stage_of_its_own(load, most, pilot):
         assert (name, len(first)) == ("pilot", pilot)
     names = [name for name, _ in stages]
     assert names == (["rest"] if len(names) == 1 else [f"{n + 1:03d}" for n in range(len(names))])
+
+
+@pytest.mark.parametrize(
+    ("grain", "first", "last", "expected"),
+    [
+        (Grain.DAILY, date(2024, 1, 1), date(2024, 3, 1), 61),
+        (Grain.MONTHLY, date(2024, 1, 1), date(2024, 3, 1), 31 + 29 + 31),
+        (Grain.WEEKLY, date(2024, 1, 1), date(2024, 1, 1), 7),
+    ],
+)
+def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expected):
+    tags = grain.run_tags(grain.partitions_of(Window(first, last + DAY)))
+    run = Mock(tags=tags, asset_selection={dg.AssetKey("totals")})
+    records = [Mock(dagster_run=run, start_time=1.0, end_time=5.0)]
+    instance = Mock(get_run_records=lambda *_, **__: records)
+    assert past_runs(instance, Mock(tables={"totals": Mock(grain=grain)})) == [(expected, 4.0)]

@@ -11,18 +11,13 @@ from backfill_assets.backfills import backfill_plan, reconcile, stages, state_st
 from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
-from backfill_assets.backfills.state_store import (
-    BackfillRefusedError,
-    BackfillState,
-    PlanUnreadableError,
-)
+from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import REASON_TAG
@@ -148,35 +143,6 @@ def launch_plan(
     return stages.launch_stage(instance, graph, id_, current_plan)
 
 
-def reconcile_backfill(
-    deployment: Deployment,
-    graph: BaseAssetGraph,
-    instance: dg.DagsterInstance,
-    spark: Any,
-    name: str,
-) -> reconcile.ReconcileResult:
-    """Reconcile a backfill, one of its stages, or a run."""
-    ledgers = read_ledgers(deployment)
-    requested, plan, plan_error = find_requested_days(graph, instance, ledgers, name)
-    return reconcile.reconcile_tables(deployment, spark, name, ledgers, requested, plan, plan_error)
-
-
-def find_requested_days(
-    graph: BaseAssetGraph, instance: dg.DagsterInstance, ledgers: Ledgers, name: str
-) -> tuple[reconcile.RequestedDays, backfill_plan.BackfillPlan | None, str]:
-    """The days of a backfill, a stage or a run; the backfill's plan; why it cannot be read."""
-    id_, _, stage = name.partition("-")
-    plan, planned, plan_error = None, None, ""
-    try:
-        state = state_store.load(instance, id_)
-    except BackfillRefusedError as error:
-        plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
-    else:
-        plan = None if stage else state.plan
-        planned = stages.planned_days(graph, instance, state, name)
-    return reconcile.requested_days(instance, ledgers, name, planned), plan, plan_error
-
-
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown_table(headings, rows))
 
@@ -216,11 +182,12 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
+            stored = state_store.find_backfill(context.instance, id_)
+            backfill_state = stored.state
             # A retry of this run, whose process was lost, launches no second backfill.
-            backfill_state = (
-                state_store.load_launched(context.instance, id_) if is_retry(context.run) else None
-            )
-            if backfill_state is None:
+            not_launched = state_store.BackfillStatus.NOT_LAUNCHED
+            must_launch = not is_retry(context.run) or stored.status is not_launched
+            if backfill_state is None or must_launch:
                 if not config.plan:
                     request = config.to_request()
                     create_plan(deployment, graph, context.instance, code, request, id_)
@@ -244,13 +211,13 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
     return backfill
 
 
-def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinition:
+def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `reconcile`, which a person launches, or the stage sensor after each stage."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
-        result = reconcile_backfill(deployment, graph, context.instance, spark, config.backfill)
+        result = reconcile.reconcile_backfill(deployment, context.instance, spark, config.backfill)
         report = reconcile.reconcile_report(result)
         names = [table_diff.table.name for table_diff in result.reports]
         values = reconcile.encode_result(result, report, details=config.details)
@@ -354,7 +321,7 @@ def build_backfill_jobs(
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """Build the jobs of backfills, and the sensor of planned backfills."""
     graph = AssetGraph.from_assets(list(assets))
-    reconcile = _build_reconcile_job(deployment, graph)
+    reconcile = _build_reconcile_job(deployment)
     jobs = [
         _build_plan_job(deployment, graph, code),
         _build_launch_job(deployment, graph, code),

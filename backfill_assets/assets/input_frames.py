@@ -15,13 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Expectation
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Grain,
-    Window,
-    any_window_condition,
-    to_windows,
-)
+from backfill_assets.calendar.partitions import DAY, Grain, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.records import PERSON

@@ -23,7 +23,6 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import SessionFactory
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import (
-    DAYS_PER_COMMIT,
     days_to_compute_alone,
     explain_spark_errors,
     refuse_dependent_days,
@@ -282,6 +281,12 @@ def table_asset(
         yield from yield_outputs(context, [(table, partial(step.compute, service_caller))])
 
     return asset
+
+
+#: Days of a stateful table that are computed and committed together. Limited, as each row of the
+#: state is repeated for each of these days; and a run that was killed continues after its last
+#: commit. A month fits into one commit.
+DAYS_PER_COMMIT = 31
 
 
 @dataclass(frozen=True)

@@ -223,12 +223,15 @@ class PublishedHistory:
     """What is published of a table, to judge its days against.
 
     Attributes:
-        metrics: of days that are not to be judged, but lie before one that is.
+        metrics: of its days.
         baselines: the histograms of days whose watched columns were counted.
+        merged_rows: of the days to judge, if the frame is merged into them; None if it replaces
+            them.
     """
 
     metrics: Mapping[date, verdicts.DayMetrics] = field(default_factory=dict)
     baselines: Mapping[date, Baseline] = field(default_factory=dict)
+    merged_rows: DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -263,9 +266,17 @@ def audit_frame(
         RefusedError: rows outside of these days, rows without a day, or no rows where some are
             expected.
     """
-    kinds, drift = model_metadata.counts_of(table), model_metadata.drift_bounds(table)
-    skew = model_metadata.skew_bounds(table)
+    kinds, drift = table.counts, table.drift
     check_conditions(frame, table.name, rules, kinds)
+    expected = dict(expectations)
+    if history.merged_rows is not None:
+        leftover_rows = verdicts.count_leftover_rows(frame, history.merged_rows, table)
+        for merged_day, rows in leftover_rows.items():
+            expectation = expected.get(merged_day, verdicts.Expectation())
+            expected[merged_day] = expectation.with_problem(
+                f"{rows} published row(s) are absent or less frequent in the source, and a merge "
+                "would leave them; launch the day without merge"
+            )
     measured_days = verdicts.measure_days(frame, table, [*rules.values()], kinds)
     verdicts.check_frame_window(measured_days, table, days, expectations)
     for day, day_violations in verdicts.find_violations(frame, table).items():
@@ -276,7 +287,7 @@ def audit_frame(
                 "check gives rows of the frame."
             )
         measured_days[day] = replace(measured_days[day], violations=day_violations)
-    values = count_values(frame, table, days, drift, skew)
+    values = count_values(frame, table, days, drift, table.skew)
     figures: dict[date, dict[str, Any]] = {
         day: {
             **{
@@ -287,7 +298,6 @@ def audit_frame(
         }
         for day in days
     }
-    expected = dict(expectations)
     for day in days if drift else ():
         baseline = _find_baseline(table, values.histograms, history, day)
         notice, indexes = judge_drift(drift, values.histograms.get(day, {}), baseline)

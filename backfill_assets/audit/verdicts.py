@@ -7,12 +7,13 @@ writes anything, and neither uses Dagster.
 import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import reduce
 from statistics import median
 from types import MappingProxyType
+from typing import Self
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -131,6 +132,10 @@ class Expectation:
     warnings: Sequence[str] = ()
     notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def with_problem(self, problem: str) -> Self:
+        """Return a copy with one more reason not to publish the day."""
+        return replace(self, problems=[*self.problems, problem])
 
 
 @dataclass(frozen=True)
@@ -319,6 +324,24 @@ def measure_days(
     return {row["_day"]: _day_metrics(row.asDict(), table, rules, [*kinds]) for row in rows}
 
 
+def count_leftover_rows(
+    frame: DataFrame, published_rows: DataFrame, table: Table
+) -> dict[date, int]:
+    """Count by day the published rows that a merge of the frame would wrongly leave.
+
+    Their key is not in the frame, or the table has them more than once.
+    """
+    columns = list(dict.fromkeys((table.partition, *table.key)))
+    keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
+    copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
+    wrong = copies.join(keys, columns, "left").select(
+        table.partition,
+        (F.col("copies") - F.coalesce("_wanted", F.lit(0))).alias("wrong"),
+    )
+    counts = wrong.groupBy(table.partition).agg(F.sum("wrong").alias("wrong")).collect()
+    return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
+
+
 def _breaks_rule(rule: str) -> Column:
     """Whether a row breaks a rule; a rule that is null is broken."""
     return ~F.coalesce(F.expr(rule), F.lit(False))
@@ -387,12 +410,13 @@ def judge_days(
     They are compared with the `previous` days, which are already published.
     """
     verdicts = []
-    days_before = dict(previous)
+    judged: dict[date, DayMetrics] = {}  # `previous` may have thousands of days, read at look-up
     for day in days:
         metrics = metrics_by_day.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
         before_it = table.grain.partitions_before(day, TRAILING_DAYS)
-        trailing = [days_before[d] for d in before_it if d in days_before]
+        days_before = (judged.get(d) or previous.get(d) for d in before_it)
+        trailing = [metrics_before for metrics_before in days_before if metrics_before]
         findings = [
             _judge_row_count(metrics, trailing),
             _judge_nulls(table, metrics, trailing),
@@ -406,7 +430,7 @@ def judge_days(
             for check in table.notices
         ]
         verdicts.append(Verdict(day, metrics, expectation, findings))
-        days_before[day] = metrics
+        judged[day] = metrics
     return verdicts
 
 

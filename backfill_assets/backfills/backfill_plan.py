@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.tables.model_metadata import most_rows_figure, skew_bounds
+from backfill_assets.tables.model_metadata import most_rows_figure
 from backfill_assets.tables.table import Table
 
 
@@ -64,7 +64,7 @@ def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) ->
     for name, days in reads:
         days_by_input.setdefault(name, set()).update(days)
     for name, table_days in days_by_input.items():
-        for column, above in skew_bounds(ledgers[name].table).items():
+        for column, above in ledgers[name].table.skew.items():
             shares = {
                 day: day_shares
                 for day in table_days
@@ -82,7 +82,7 @@ def find_sampled_skews(
         table: the table that the lines will be loaded into.
         lines: samples by arrival day, each line with the values of the watched columns.
     """
-    for n, (column, above) in enumerate(skew_bounds(table).items()):
+    for n, (column, above) in enumerate(table.skew.items()):
         shares = {}
         for day, day_lines in lines.items():
             keys = Counter(values[n] for values in day_lines)

@@ -34,10 +34,19 @@ def is_commit_of(record: CommitRecord, name: str) -> bool:
     return len(name) >= _SHORT_ID_LENGTH and record.run_id.startswith(name)
 
 
+def own_commits(ledgers: Ledgers, name: str) -> list[CommitRecord]:
+    """The commits of a backfill or run in all tables; `name` as in `is_commit_of`."""
+    return [
+        record
+        for ledger in ledgers.values()
+        for record in ledger.records
+        if is_commit_of(record, name)
+    ]
+
+
 def backfill_ids_of(ledgers: Ledgers, name: str) -> set[str]:
     """The backfills that the commits of `name` belong to; `name` as in `is_commit_of`."""
-    commits = (record for ledger in ledgers.values() for record in ledger.records)
-    return {r.backfill_id for r in commits if r.backfill_id and is_commit_of(r, name)}
+    return {record.backfill_id for record in own_commits(ledgers, name) if record.backfill_id}
 
 
 #: Selects days of commits.
@@ -197,6 +206,14 @@ def changed_days(
                 standing.pop(day, None)
         writers |= dict.fromkeys(written_days(commit), commit)
     return changes
+
+
+def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
+    """The days that a backfill wrote, by table; only tables with such days."""
+    days_by_table = {
+        table: changed_days(ledger, commits_of(name)) for table, ledger in ledgers.items()
+    }
+    return {table: days for table, days in days_by_table.items() if days}
 
 
 def unchanged_days(ledger: Ledger, is_own: CommitFilter) -> dict[date, DayChange]:

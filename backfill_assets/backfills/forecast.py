@@ -195,15 +195,25 @@ def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) 
 _PAST_RUNS = 100
 
 
-def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
+def past_runs(instance: dg.DagsterInstance, deployment: Deployment) -> list[tuple[int, float]]:
     """Number of days and seconds of the last successful runs in Dagster."""
     successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
     runs = []
     for record in instance.get_run_records(successful, limit=_PAST_RUNS):
-        days = days_of_run(record.dagster_run.tags)
+        days = _count_days(record.dagster_run, deployment)
         if days and record.start_time and record.end_time:
-            runs.append((len(days), record.end_time - record.start_time))
+            runs.append((days, record.end_time - record.start_time))
     return runs
+
+
+def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
+    """The days that the partitions of a run have: of a month, all of its days."""
+    partitions = days_of_run(run.tags) or ()
+    tables = deployment.tables
+    names = [key.path[-1] for key in run.asset_selection or ()]
+    # Dagster runs tables of one grain together.
+    grain = next((tables[name].grain for name in names if name in tables), Grain.DAILY)
+    return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 
 
 def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:

@@ -10,10 +10,9 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.backfills import backfill_plan, state_store
-from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
+from backfill_assets.backfills.changes import changed_days_by_table, own_commits, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan, find_runs
-from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, launched_stages
-from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
+from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, describe_progress
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.delta.ledgers import Ledgers
@@ -74,7 +73,7 @@ class BackfillHistory:
         name: a backfill or a run.
         reason: the reason given in the request.
         plan: None if it was not planned.
-        outcome: how it ended, or its current stage; empty without a plan.
+        outcome: how it ended, or where it is; empty without a plan.
         events: oldest first.
         table_changes: what it changed, by table.
         plan_results: rows of table, planned outcome, actual outcome.
@@ -93,37 +92,30 @@ class BackfillHistory:
 
 def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
     """The history of a backfill, a stage or a run; `name` as in `changes.is_commit_of`."""
-    backfill_state = _find_state(instance, name)
-    events = [
-        *(_plan_events(backfill_state) if backfill_state else ()),
-        *(
-            _stage_events(instance, backfill_state)
-            if backfill_state
-            else _run_events(instance, ledgers, name)
-        ),
-        *_job_events(instance, name),
-    ]
+    backfill = state_store.find_backfill(instance, name)
+    plan, outcome, results = None, "", list[tuple[str, str, str]]()
+    if state := backfill.state:
+        plan, outcome = state.plan, describe_progress(instance, state)
+        events = [
+            *_plan_events(state, state_store.read_status(instance, state.plan.id, state)),
+            *_stage_events(instance, backfill, plan),
+        ]
+        results = [*compare_with_plan(plan, ledgers)]
+        reason = plan.parameters.reason
+    else:
+        events = [*_run_events(instance, find_runs(instance, ledgers, backfill))]
+        reason = "; ".join(sorted({r.reason for r in own_commits(ledgers, name) if r.reason}))
+    events += _job_events(instance, name)
     return BackfillHistory(
         name,
-        backfill_state.plan.parameters.reason
-        if backfill_state
-        else _recorded_reasons(ledgers, name),
-        backfill_state.plan if backfill_state else None,
-        (backfill_state.ended or f"not ended; stage {backfill_state.backfill_id}")
-        if backfill_state and backfill_state.attempt
-        else "",
+        reason,
+        plan,
+        outcome,
         sorted(events, key=lambda event: event.timestamp),
         [*_table_changes(ledgers, name)],
-        [*compare_with_plan(backfill_state.plan, ledgers)] if backfill_state else [],
+        results,
         sorted(code_provenance(ledgers, name).code_descriptions),
     )
-
-
-def _find_state(instance: dg.DagsterInstance, name: str) -> BackfillState | None:
-    try:
-        return state_store.load(instance, name.partition("-")[0])
-    except BackfillRefusedError:
-        return None
 
 
 def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
@@ -147,34 +139,38 @@ def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
     return [*arguments, *(word for file in request.accept for word in ("--accept", file))]
 
 
-def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
+def _plan_events(
+    backfill_state: state_store.BackfillState, status: state_store.BackfillStatus
+) -> Iterator[HistoryEvent]:
     """The events `plan` and, once launched, `launch`, with commands rebuilt from the request."""
     request = backfill_state.plan.parameters
     reason_option = ["--reason", request.reason] if request.reason else []
     command = shlex.join([_PROGRAM, "plan", request.days, *plan_options(request), *reason_option])
     yield HistoryEvent(backfill_state.made, "plan", command, f"kept as {backfill_state.plan.id}")
-    if backfill_state.attempt:
+    if status is not state_store.BackfillStatus.NOT_LAUNCHED:
         yes_option = ["--yes"] if backfill_state.plan.rewritten_final_days else []
         command = shlex.join([_PROGRAM, "backfill", backfill_state.plan.id, *yes_option])
         yield HistoryEvent(
             backfill_state.began,
             "launch",
             command,
-            backfill_state.ended or "under way",
+            backfill_state.ended or status.value,
             backfill_state.took or None,
         )
 
 
 def _stage_events(
-    instance: dg.DagsterInstance, backfill_state: BackfillState
+    instance: dg.DagsterInstance, backfill: state_store.Backfill, plan: backfill_plan.BackfillPlan
 ) -> Iterator[HistoryEvent]:
     """Each attempt of each stage, with its failed runs."""
-    for window, backfill in launched_stages(instance, backfill_state.plan):
-        id_, start = backfill.backfill_id, backfill.backfill_timestamp
+    windows = dict(plan.stages)
+    for launch in backfill.launches:
+        id_, start = launch.backfill_id, launch.backfill_timestamp
+        window = windows[id_.split("-")[1]]
         runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))
         ends = [record.end_time for record in runs if record.end_time]
-        end = backfill.backfill_end_timestamp or max(ends, default=None)
-        outcome = f"{backfill.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
+        end = launch.backfill_end_timestamp or max(ends, default=None)
+        outcome = f"{launch.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
         seconds = end - start if end else None
         yield HistoryEvent(start, f"stage {id_}: {window}", "", outcome, seconds)
         yield from (_failed_run_event(instance, record) for record in runs if _has_failed(record))
@@ -199,16 +195,10 @@ def _failed_run_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> His
 
 
 def _run_events(
-    instance: dg.DagsterInstance, ledgers: Ledgers, name: str
+    instance: dg.DagsterInstance, runs: Iterable[dg.RunRecord]
 ) -> Iterator[HistoryEvent]:
     """Runs of a backfill without a plan, or the one run."""
-    ids = {
-        record.run_id
-        for ledger in ledgers.values()
-        for record in ledger.records
-        if is_commit_of(record, name)
-    }
-    for record in find_runs(instance, [name], {*ids, name}):
+    for record in runs:
         run = record.dagster_run
         outcome = _run_outcome(instance, run, "success", "failure")
         days = days_of_run(run.tags)
@@ -331,25 +321,12 @@ def run_seconds(record: dg.RunRecord) -> float | None:
 
 def _table_changes(ledgers: Ledgers, name: str) -> Iterator[TableChanges]:
     """What the backfill changed, only for tables in which it wrote days."""
-    for table, ledger in ledgers.items():
-        changes = changed_days(ledger, commits_of(name))
-        if changes:
-            records = [record for record in ledger.records if is_commit_of(record, name)]
-            versions = records[0].version - 1, records[-1].version
-            reasons = [*dict.fromkeys(text for record in records for text in record.reasons)]
-            reverted = sorted(reverted_days(ledger, changes))
-            yield TableChanges(table, sorted(changes), *versions, reverted, reasons)
-
-
-def _recorded_reasons(ledgers: Ledgers, name: str) -> str:
-    """The reasons in the commits, for a backfill or run without a plan; empty if none."""
-    reasons = {
-        record.reason
-        for ledger in ledgers.values()
-        for record in ledger.records
-        if is_commit_of(record, name) and record.reason
-    }
-    return "; ".join(sorted(reasons))
+    for table, changes in changed_days_by_table(ledgers, name).items():
+        records = own_commits({table: ledgers[table]}, name)
+        versions = records[0].version - 1, records[-1].version
+        reasons = [*dict.fromkeys(text for record in records for text in record.reasons)]
+        reverted = sorted(reverted_days(ledgers[table], changes))
+        yield TableChanges(table, sorted(changes), *versions, reverted, reasons)
 
 
 def format_changed_days(history: BackfillHistory) -> str:

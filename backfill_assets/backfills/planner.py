@@ -27,7 +27,6 @@ from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, buildable_tables
-from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.sources import Source
 
 
@@ -183,7 +182,7 @@ def make_plan(
         graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
     ledgers = read_ledgers(deployment)
-    run_history = forecast.past_runs(instance)
+    run_history = forecast.past_runs(instance, deployment)
     return plan_backfill(
         deployment, request, days, ledgers, code, id_, run_history, downstream_of_last_day
     )
@@ -417,7 +416,7 @@ def add_sampled_skews(
     skews, unsampled = list(plan.skews), list[str]()
     for log, source in deployment.graph.sources.items():
         table_forecast = plan.tables.get(log)
-        if table_forecast is None or not skew_bounds(source.staged):
+        if table_forecast is None or not source.staged.skew:
             continue
         ledger = read_ledger(deployment.table_url(log), source.raw)
         days = [
@@ -441,7 +440,7 @@ def _sample_files(
     landing: str, source: Source, days: Sequence[date]
 ) -> Iterator[tuple[date, list[Values] | str]]:
     """Sampled lines by arrival day, or a text that names the file that cannot be sampled."""
-    fields = [*skew_bounds(source.staged)]
+    fields = [*source.staged.skew]
     try:
         listing = list_landing(landing, source, _spread_evenly(days, MAX_SAMPLED_FILES))
     except LandingError as error:

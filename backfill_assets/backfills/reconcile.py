@@ -16,26 +16,25 @@ from pyspark.sql import SparkSession
 from backfill_assets.backfills.backfill_plan import BackfillPlan, format_command
 from backfill_assets.backfills.changes import (
     DayChange,
-    changed_days,
-    commits_of,
+    changed_days_by_table,
     is_commit_of,
+    own_commits,
     reverted_days,
 )
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
+from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.dagster_ext import internals
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
+from backfill_assets.publish.io_manager import latest_materializations
 from backfill_assets.report import Report
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
-#: Dagster events for a published day, computed or not.
-_PUBLISHED_EVENTS = {
-    dg.DagsterEventType.ASSET_MATERIALIZATION,
-    dg.DagsterEventType.ASSET_OBSERVATION,
-}
 _NEVER = float("inf")
 
 
@@ -60,54 +59,41 @@ class RequestedDays:
         return [*_unpublished_messages(self.unpublished)]
 
 
-@dataclass(frozen=True)
-class PlannedDays:
-    """What the plan of a backfill adds to what Dagster knows of its request.
-
-    Attributes:
-        days: by table, the days that it computes, whether their stage was launched or not.
-        backfills: ids in Dagster of its stages that were launched.
-        since: when these were launched, or it was planned, in seconds since 1970.
-    """
-
-    days: Mapping[str, Collection[date]]
-    backfills: Sequence[str]
-    since: float
-
-
 def requested_days(
-    instance: dg.DagsterInstance, ledgers: Ledgers, name: str, planned: PlannedDays | None = None
+    instance: dg.DagsterInstance, ledgers: Ledgers, backfill: Backfill
 ) -> RequestedDays:
     """The requested days of a backfill, and which of them were not published.
 
-    A day counts as published if a commit covers it, if a run of it succeeded or has an event of the
-    day (it was published already), or if another run has published it since. A day that failed
-    counts only if it was published after that. `name` is a backfill or run, as in
-    `changes.is_commit_of`.
+    A day counts as published if a commit of the backfill covers it, if another run has published it
+    since, or if it is published and a run or launch of it succeeded or a run of it reported the day
+    (its rows were there already). A day that failed counts only if it was published after that.
     """
-    own_records = [
-        r for ledger in ledgers.values() for r in ledger.records if is_commit_of(r, name)
-    ]
-    backfills = planned.backfills if planned else [name]
-    run_ids = {name, *(record.run_id for record in own_records)}
-    runs = find_runs(instance, backfills, run_ids)
-    times = [run.create_timestamp.timestamp() for run in runs]
-    times += [record.at.timestamp() for record in own_records if record.at]
-    start = min([*times, planned.since] if planned else times, default=_NEVER)
-    days = _days_by_table(instance, backfills, [run.dagster_run for run in runs], ledgers)
-    for table, table_days in (planned.days if planned else {}).items():
-        days.setdefault(table, set()).update(table_days)
+    name = backfill.name
+    runs = find_runs(instance, ledgers, backfill)
+    times = [launch.backfill_timestamp for launch in backfill.launches]
+    times += [run.create_timestamp.timestamp() for run in runs]
+    times += [r.at.timestamp() for r in own_commits(ledgers, name) if r.at]
+    planned_at = (backfill.state.made if backfill.state else 0) or _NEVER
+    start = min(times, default=planned_at)
+    dagster_runs = [run.dagster_run for run in runs]
+    days = _days_by_table(backfill.launches, dagster_runs, ledgers)
+    for table, forecast in backfill.plan.tables.items() if backfill.plan else ():
+        days.setdefault(table, set()).update(forecast.days_to_compute)
+    succeeded = _days_by_table(
+        [x for x in backfill.launches if x.status is internals.BulkActionStatus.COMPLETED_SUCCESS],
+        [run for run in dagster_runs if run.status is dg.DagsterRunStatus.SUCCESS],
+        ledgers,
+    )
+    run_ids = {run.run_id for run in dagster_runs}
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
         others = _days_by_others(ledger, name, start, failed)
         missing = {*days.get(table, ()), *failed} - recorded - others
+        published_before = missing & ledger.latest.keys() - failed.keys()
+        missing -= published_before & succeeded.get(table, set())
+        missing -= _days_reported(instance, table, missing & published_before, run_ids)
         unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
-    if any(not error for error in unpublished.values()):
-        reported = _days_reported(instance, [run.dagster_run for run in runs], ledgers)
-        unpublished = {
-            key: error for key, error in unpublished.items() if error or key not in reported
-        }
     last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
     tags = last_run.dagster_run.tags if last_run else {}
     return RequestedDays(
@@ -118,57 +104,46 @@ def requested_days(
 
 
 def find_runs(
-    instance: dg.DagsterInstance, backfills: Sequence[str], run_ids: Iterable[str]
+    instance: dg.DagsterInstance, ledgers: Ledgers, backfill: Backfill
 ) -> list[dg.RunRecord]:
-    """The runs of backfills in Dagster, and those of some ids."""
-    filters = [dg.RunsFilter(run_ids=[*run_ids])]
-    if backfills:
-        filters.append(dg.RunsFilter(tags={"dagster/backfill": backfills}))
+    """The runs of a backfill: those that Dagster launched for it, and those of its commits."""
+    run_ids = {backfill.name, *(record.run_id for record in own_commits(ledgers, backfill.name))}
+    launches = [backfill.name, *(launch.backfill_id for launch in backfill.launches)]
+    filters = dg.RunsFilter([*run_ids]), dg.RunsFilter(tags={"dagster/backfill": launches})
     records = {r.dagster_run.run_id: r for f in filters for r in instance.get_run_records(f)}
     return list(records.values())
 
 
 def _days_by_table(
-    instance: dg.DagsterInstance,
-    backfills: Iterable[str],
+    launches: Iterable[internals.PartitionBackfill],
     runs: Iterable[dg.DagsterRun],
     ledgers: Ledgers,
 ) -> dict[str, set[date]]:
-    """The days of the runs, and the target days of Dagster's backfills, with or without a run."""
+    """The days of the runs, and of the launches, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         for table, day in _days_of_run(run, ledgers):
             days[table].add(day)
-    for name in backfills:
-        backfill = instance.get_backfill(name)
-        if backfill and backfill.asset_backfill_data:
-            target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-            for key, subset in target.items():
-                if key.path[-1] in ledgers:
-                    partition_days = map(date.fromisoformat, subset.get_partition_keys())
-                    days[key.path[-1]].update(partition_days)
+    for launch in launches:
+        data = launch.asset_backfill_data
+        subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
+        for key, subset in subsets.items():
+            if key.path[-1] in ledgers:
+                partition_days = map(date.fromisoformat, subset.get_partition_keys())
+                days[key.path[-1]].update(partition_days)
     return days
 
 
 def _days_reported(
-    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], ledgers: Ledgers
-) -> set[tuple[str, date]]:
-    """The days of tables that these runs published or found as published.
+    instance: dg.DagsterInstance, table: str, days: Iterable[date], run_ids: Collection[str]
+) -> set[date]:
+    """The days of a table whose latest materialization in Dagster is of one of these runs.
 
-    A run that succeeded did so with all of its days; its events may be gone, see
-    `dagster_ext.eventlog`. Of other runs, the events tell.
+    Another run may pass over a day that this one was to compute: one on hold, or with a file that
+    it does not accept.
     """
-    reported = set()
-    for run in runs:
-        if run.status is dg.DagsterRunStatus.SUCCESS:
-            days = _days_of_run(run, ledgers)
-            reported |= {(table, day) for table, day in days if day in ledgers[table].latest}
-            continue
-        for entry in instance.all_logs(run.run_id, of_type=_PUBLISHED_EVENTS):
-            event = entry.get_dagster_event()
-            if event.asset_key and event.partition:
-                reported.add((event.asset_key.path[-1], date.fromisoformat(event.partition)))
-    return reported
+    latest = latest_materializations(instance, table, days)
+    return {day for day, event in latest.items() if event.run_id in run_ids}
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
@@ -309,14 +284,6 @@ def _share_a_table(table_groups: Collection[Mapping[str, Sequence[date]]]) -> bo
     return len({name for tables in table_groups for name in tables}) < sum(map(len, table_groups))
 
 
-def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
-    """Days that a backfill wrote, by table; only tables with such days."""
-    days_by_table = {
-        table: changed_days(ledger, commits_of(name)) for table, ledger in ledgers.items()
-    }
-    return {table: days for table, days in days_by_table.items() if days}
-
-
 def find_replaced_days(
     ledgers: Ledgers, name: str, changes: Mapping[str, Mapping[date, DayChange]]
 ) -> Iterator[str]:
@@ -391,26 +358,20 @@ class ReconcileResult:
         return "; ".join(self.problems) or "all of it is there, and adds up"
 
 
-def reconcile_tables(
-    deployment: Deployment,
-    spark: SparkSession,
-    name: str,
-    ledgers: Ledgers,
-    requested: RequestedDays,
-    plan: BackfillPlan | None = None,
-    plan_error: str = "",
+def reconcile_backfill(
+    deployment: Deployment, instance: dg.DagsterInstance, spark: SparkSession, name: str
 ) -> ReconcileResult:
     """Compare the rows that a backfill replaced with the rows that it published.
 
     Args:
         deployment: whose tables they are.
+        instance: has its runs, launches and plan.
         spark: reads the tables.
-        name: backfill or run, as in `changes.is_commit_of`.
-        ledgers: of all tables.
-        requested: its days, by the same ledgers.
-        plan: the plan that it was launched with; None if not planned.
-        plan_error: as in `ReconcileResult`.
+        name: backfill, stage or run, as in `changes.is_commit_of`.
     """
+    ledgers = read_ledgers(deployment)
+    backfill = find_backfill(instance, name)
+    requested = requested_days(instance, ledgers, backfill)
     changes = changed_days_by_table(ledgers, name)
     reports = [
         diff_table(
@@ -437,10 +398,16 @@ def reconcile_tables(
     ]
     if not provenance.days_by_code and not any(requested.days.values()):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
-    plan_results = list(compare_with_plan(plan, ledgers)) if plan else []
     today = datetime.now(deployment.settings.zone).date()
-    behind = find_final_days_behind(ledgers, deployment.policy, name, today)
-    return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error, behind)
+    return ReconcileResult(
+        name,
+        reports,
+        provenance,
+        list(compare_with_plan(backfill.plan, ledgers)) if backfill.plan else [],
+        problems,
+        backfill.plan_error,
+        find_final_days_behind(ledgers, deployment.policy, name, today),
+    )
 
 
 def find_final_days_behind(

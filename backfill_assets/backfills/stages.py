@@ -14,7 +14,6 @@ import dagster as dg
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.backfills.reconcile import PlannedDays
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext import internals
 from backfill_assets.publish import types
@@ -45,14 +44,14 @@ def launch_stage(
             cannot be built, too many files are accepted, or the backfill is active or complete.
     """
     state = state_store.load(instance, id_)
-    if state.complete or id_ in state_store.active_ids(instance):
-        status = "complete" if state.complete else "under way"
+    status = state_store.read_status(instance, id_, state)
+    if status in (state_store.BackfillStatus.ACTIVE, state_store.BackfillStatus.COMPLETED):
         raise state_store.BackfillRefusedError(
-            f"backfill {id_} is {status}; make a new plan for another"
+            f"backfill {id_} is {status.value}; make a new plan for another"
         )
     changes = state.plan.changes_since_planning(current)
-    if state.attempt and instance.get_backfill(state.backfill_id) is None:
-        state.attempt = 0  # saved, but never launched
+    if instance.get_backfill(state.backfill_id) is None:
+        state.attempt = max(state.attempt - 1, 0)  # saved, but never launched
     if state.attempt:  # its own commits have changed the tables
         planned_by = (state.plan.code_version, state.plan.config_digest)
         changes = changes if planned_by != (current.code_version, current.config_digest) else []
@@ -196,43 +195,6 @@ def _buildable_days(
             yield table, buildable
 
 
-def planned_days(
-    graph: internals.BaseAssetGraph,
-    instance: dg.DagsterInstance,
-    state: state_store.BackfillState,
-    name: str,
-) -> PlannedDays:
-    """The days that a planned backfill, or the stage of that id, computes."""
-    plan = state.plan
-    days = {table: forecast.days_to_compute for table, forecast in plan.tables.items()}
-    for stage, window in plan.stages:
-        if f"{name}-".startswith(f"{plan.id}-{stage}-"):
-            stage_days = _stage_days(graph, plan.parameters, window)
-            days = {
-                table: [day for day in table_days if day in stage_days.get(table, ())]
-                for table, table_days in days.items()
-            }
-    launched = {
-        backfill.backfill_id: backfill.backfill_timestamp
-        for _, backfill in launched_stages(instance, plan)
-        if backfill.backfill_id == name or backfill.backfill_id.startswith(f"{name}-")
-    }
-    since = min(launched.values(), default=state.began or state.made or time.time())
-    return PlannedDays(days, [*launched], since)
-
-
-def launched_stages(
-    instance: dg.DagsterInstance, plan: BackfillPlan
-) -> Iterator[tuple[partitions.Window, internals.PartitionBackfill]]:
-    """The backfills in Dagster of a plan's stages, each attempt, with the days of the stage."""
-    for name, window in plan.stages:
-        attempt, backfill = 1, instance.get_backfill(f"{plan.id}-{name}")
-        while backfill is not None:
-            yield window, backfill
-            attempt += 1
-            backfill = instance.get_backfill(f"{plan.id}-{name}-{attempt}")
-
-
 @dataclass(frozen=True)
 class NextAction:
     """The next action for a backfill.
@@ -311,6 +273,9 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
     """The current state of a backfill, in one line."""
     if state.ended:
         return state.ended
+    status = state_store.read_status(instance, state.plan.id, state)
+    if status is not state_store.BackfillStatus.ACTIVE:
+        return status.value
     stages = state.plan.stages
     prefix = f"stage {state.stage + 1} of {len(stages)} ({state.backfill_id})"
     backfill = instance.get_backfill(state.backfill_id)

@@ -1,5 +1,8 @@
-"""State of planned backfills, stored in Dagster's instance."""
+"""Backfills: the stored state of planned ones, their launches in Dagster, and where each is."""
 
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import dagster as dg
@@ -15,6 +18,7 @@ _PLAN_KEY = "backfill_assets/plan/{}"
 ACTIVE = "backfill_assets_plans_under_way"
 #: Ids of all plans, oldest first, as Dagster's storage cannot list its keys.
 _PLAN_IDS = "backfill_assets_plans"
+_RUN_ID_LENGTH = 36
 
 
 class BackfillRefusedError(ValueError):
@@ -106,14 +110,17 @@ def close_by_id(instance: dg.DagsterInstance, id_: str) -> bool:
     Returns:
         Whether it has ended; False while a stage of it is active in Dagster.
     """
-    active_statuses = [
-        s for s in internals.BulkActionStatus if s not in internals.BULK_ACTION_TERMINAL_STATUSES
-    ]
-    backfills = instance.get_backfills(internals.BulkActionsFilter(statuses=active_statuses))
-    if any(backfill.backfill_id.startswith(f"{id_}-") for backfill in backfills):
+    if any(launch.backfill_id.startswith(f"{id_}-") for launch in active_launches(instance)):
         return False
     instance.delete_dynamic_partition(ACTIVE, id_)
     return True
+
+
+def active_launches(instance: dg.DagsterInstance) -> Sequence[internals.PartitionBackfill]:
+    """The backfills of Dagster that have not ended, planned or not."""
+    ended = internals.BULK_ACTION_TERMINAL_STATUSES
+    active = [status for status in internals.BulkActionStatus if status not in ended]
+    return instance.get_backfills(internals.BulkActionsFilter(statuses=active))
 
 
 def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
@@ -139,16 +146,6 @@ def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
     return deleted
 
 
-def load_launched(instance: dg.DagsterInstance, id_: str) -> BackfillState | None:
-    """The state of a launched backfill; None if there is none under this id."""
-    try:
-        state = load(instance, id_)
-    except BackfillRefusedError:
-        return None
-    exists = id_ in active_ids(instance) or instance.get_backfill(state.backfill_id) is not None
-    return state if state.attempt and exists else None
-
-
 def active_ids(instance: dg.DagsterInstance) -> list[str]:
     """The ids of backfills that are launched and have not ended."""
     return sorted(instance.get_dynamic_partitions(ACTIVE))
@@ -161,16 +158,122 @@ def _cursor_storage(instance: dg.DagsterInstance) -> internals.DaemonCursorStora
     return store
 
 
-def refuse_active(instance: dg.DagsterInstance, name: str) -> None:
-    """Raise if a backfill is still writing, so that it is not undone.
+class BackfillStatus(enum.Enum):
+    """Where a backfill is, in the words of messages."""
+
+    NOT_LAUNCHED = "not launched"
+    ACTIVE = "under way"
+    COMPLETED = "complete"
+    #: A stage did not pass, or was canceled.
+    FAILED = "ended"
+
+
+_SUCCEEDED = (
+    internals.BulkActionStatus.COMPLETED,
+    internals.BulkActionStatus.COMPLETED_SUCCESS,
+)
+
+
+def read_status(
+    instance: dg.DagsterInstance, name: str, state: BackfillState | None
+) -> BackfillStatus:
+    """Where a backfill is.
+
+    A stage is active as long as its plan is. What Dagster knows no backfill of, as a run that a
+    person launched, is not launched.
+
+    Args:
+        instance: Dagster's instance.
+        name: of a plan, one of its stages, or a launch without a plan.
+        state: the stored state of the plan; None without a plan.
+    """
+    if name.partition("-")[0] in active_ids(instance):
+        return BackfillStatus.ACTIVE
+    is_plan = state is not None and name == state.plan.id
+    if state and is_plan:
+        if state.ended:
+            return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
+        name = state.backfill_id
+    launch = instance.get_backfill(name)
+    if launch is None:
+        return BackfillStatus.NOT_LAUNCHED
+    if launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
+        return BackfillStatus.ACTIVE
+    # A plan is complete only once its stages are reconciled.
+    succeeded = launch.status in _SUCCEEDED and not is_plan
+    return BackfillStatus.COMPLETED if succeeded else BackfillStatus.FAILED
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """A backfill, a stage of it, or a run; a launch without a plan is its own only stage.
+
+    Attributes:
+        name: as in `changes.is_commit_of`.
+        state: the stored plan and its progress, also for a stage of it; None without a plan.
+        launches: its backfills in Dagster, each attempt of each stage, in order.
+        status: where it is.
+        plan_error: why its plan cannot be read; empty if it was read or there is none.
+    """
+
+    name: str
+    state: BackfillState | None
+    launches: Sequence[internals.PartitionBackfill]
+    status: BackfillStatus
+    plan_error: str = ""
+
+    @property
+    def plan(self) -> BackfillPlan | None:
+        """The plan of all of it; None for a stage, and without a plan."""
+        return self.state.plan if self.state and self.name == self.state.plan.id else None
+
+
+def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
+    """The backfill, stage or run of that name, also if nothing is recorded of it.
+
+    The id of a run of the job `backfill` without a plan is that of the plan that it made.
+    """
+    id_, state, plan_error = name.partition("-")[0], None, ""
+    try:
+        state = load(instance, id_)
+    except PlanUnreadableError as error:
+        plan_error = str(error)
+    except BackfillRefusedError:
+        pass  # no plan
+    if state and len(name) == _RUN_ID_LENGTH:
+        name = id_
+    stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
+    launches = [
+        launch
+        for stage in stages
+        if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
+        for launch in _stage_attempts(instance, stage)
+        if f"{launch.backfill_id}-".startswith(f"{name}-")
+    ]
+    return Backfill(name, state, launches, read_status(instance, name, state), plan_error)
+
+
+def _stage_attempts(
+    instance: dg.DagsterInstance, stage: str
+) -> Iterator[internals.PartitionBackfill]:
+    """The backfills in Dagster of a stage, or the one that was launched without a plan."""
+    attempt, launch = 1, instance.get_backfill(stage)
+    while launch is not None:
+        yield launch
+        attempt += 1
+        launch = instance.get_backfill(f"{stage}-{attempt}")
+
+
+def find_ended_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
+    """The backfill of that name; one that is under way must not be undone or built again.
 
     Raises:
         BackfillRefusedError: a planned backfill or one of Dagster's of that name has not ended.
     """
-    backfill = instance.get_backfill(name)
-    running = backfill and backfill.status not in internals.BULK_ACTION_TERMINAL_STATUSES
-    if running or name.partition("-")[0] in active_ids(instance):
+    backfill = find_backfill(instance, name)
+    if backfill.status is BackfillStatus.ACTIVE:
         raise BackfillRefusedError(
             f"backfill {name} is under way; cancel it, or let it end, and ask again. Nothing was "
             "written."
         )
+    return backfill

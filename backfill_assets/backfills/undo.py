@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.audit.verdicts import Verdict, digests_by_day, rows_differ
 from backfill_assets.backfills.changes import (
     DayChange,
-    changed_days,
-    commits_of,
+    changed_days_by_table,
     reverted_days,
     written_days,
 )
@@ -33,9 +32,9 @@ from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
 from backfill_assets.publish import types
-from backfill_assets.publish.compute import AuditedDays, explain_spark_errors
+from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError, list_computed_results
+from backfill_assets.publish.publication import ATTEMPTS, AuditedDays, CommitRaceError, audit_days
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
@@ -142,11 +141,10 @@ def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, recor
 
     `name` is a backfill or run, as in `changes.is_commit_of`.
     """
-    reverted = {}
-    for table, ledger in ledgers.items():
-        changes = changed_days(ledger, commits_of(name))
-        reverted[table] = {day: changes[day].last_commit for day in reverted_days(ledger, changes)}
-    return reverted
+    return {
+        table: {day: changes[day].last_commit for day in reverted_days(ledgers[table], changes)}
+        for table, changes in changed_days_by_table(ledgers, name).items()
+    }
 
 
 class _UndoRequest:
@@ -317,20 +315,18 @@ class _TableUndo:
                 "back before it stay so; when the days are free, ask again for the rest."
             )
         with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
-            candidate = self._read_old_days(ledger, scope, todo)
-        audited = self.publisher.audit(candidate)
+            audited = audit_days(*self._read_old_days(ledger, scope, todo))
         notes = self._commit_notes(ledger, audited, scope.changes, todo)
-        committed = self.publisher.commit_once(
-            replace(audited, computed=replace(audited.computed, notes=notes))
-        )
+        audited = replace(audited, computed=replace(audited.computed, notes=notes))
+        committed = audited.commit_once()
         if committed is None:
             audited.remove_files()
             return None
-        return [*list_computed_results(committed)]
+        return [*committed.results()]
 
     def _read_old_days(
         self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]
-    ) -> types.Candidate:
+    ) -> tuple[types.ComputePlan, types.ComputedDays]:
         """Plan the days to restore, with their old rows."""
         publisher, changes, tables = self.publisher, scope.changes, self.request.tables
         newest = max(todo.values(), key=lambda change: change.version_after).last_commit
@@ -355,7 +351,7 @@ class _TableUndo:
         )
         # Old rows keep their old provenance, whatever the current settings and inputs are.
         previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
-        computed = types.ComputedDays(
+        return plan, types.ComputedDays(
             rows,
             {},
             made_under={d: record.made_under(d) for d, record in previous.items()},
@@ -367,7 +363,6 @@ class _TableUndo:
                 self.request.deployment.settings.undo_days,
             ),
         )
-        return types.Candidate(plan, computed)
 
     def _input_digest(self, ledger: Ledger, day: date, change: DayChange) -> str:
         """Digest of the inputs of the old rows; empty if not known.

@@ -17,12 +17,7 @@ from backfill_assets.audit.verdicts import (
     measure_days,
     rows_differ,
 )
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Grain,
-    Window,
-    parse_calendar_days,
-)
+from backfill_assets.calendar.partitions import DAY, Grain, Window, parse_calendar_days
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.ledger_reader import read_ledgers
@@ -32,7 +27,8 @@ from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import Destination, Publisher, list_results
+from backfill_assets.publish.publication import audit_days, list_results
+from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -306,7 +302,7 @@ class ComparisonDestination(Destination):
         verdicts = [result.verdict for result in list_results(plan)]
         recomputed: Mapping[date, Verdict] = {}
         if candidate.computed is not None:
-            recomputed = publisher.audit(candidate).verdicts
+            recomputed = audit_days(plan, candidate.computed).verdicts
         errors_by_day = {
             v.day: v.failure_reasons for v in [*verdicts, *recomputed.values()] if not v.may_publish
         }

@@ -224,11 +224,7 @@ def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[s
         if backfill_state.made
         else ""
     )
-    state = (
-        stages.describe_progress(dagster, backfill_state)
-        if backfill_state.attempt or backfill_state.ended
-        else "not launched"
-    )
+    state = stages.describe_progress(dagster, backfill_state)
     if any(reverted_by_table(ledgers, id_).values()):
         state += "; undone since, or days of it"
     return {

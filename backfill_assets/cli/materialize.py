@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.ledgers import Ledgers
     from backfill_assets.tables.table import Table
 
 
@@ -54,6 +55,8 @@ def materialize(
     """
     if sum(map(bool, (partitions, failed_of, stale))) != 1:
         raise click.UsageError("give days, or --failed-of, or --stale")
+    from backfill_assets.delta.ledger_reader import read_ledgers
+
     deployment = Deployment(load_settings())
     today = datetime.now(deployment.settings.zone).date()
     fed_tables = deployment.graph.without_retired(today).tables
@@ -65,14 +68,17 @@ def materialize(
         if partitions:
             days_by_table = _find_partitions(out, deployment, chosen, partitions)
         else:
+            ledgers = read_ledgers(deployment)
             if failed_of:
-                days_by_table, tags = _find_unpublished(deployment, dagster, failed_of, chosen)
+                days_by_table, tags = _find_unpublished(
+                    deployment, dagster, ledgers, failed_of, chosen
+                )
             else:
-                days_by_table = _find_stale(deployment, chosen, today)
+                days_by_table = _find_stale(deployment, ledgers, chosen, today)
             if not yes:
                 words = ["--failed-of", failed_of] if failed_of else ["--stale"]
                 select = ["--select", ",".join(tables)] if tables else []
-                _confirm_final_days(deployment, days_by_table, [*words, *select])
+                _confirm_final_days(deployment, ledgers, days_by_table, [*words, *select])
         home, status, built = dagster.root_directory, Status.FINE, set[tuple[str, date]]()
         if not any(days_by_table.values()):
             out.print_text("There is nothing to build.")
@@ -80,9 +86,12 @@ def materialize(
             status = max(status, _run_tables(out, deployment, home, days_by_table, tags))
             built |= {(name, day) for name, days in days_by_table.items() for day in days}
             # Days that were never published follow from those that are there now.
+            stale_days = (
+                _find_stale(deployment, read_ledgers(deployment), chosen, today) if stale else {}
+            )
             days_by_table = {
                 name: [day for day in days if (name, day) not in built]
-                for name, days in (_find_stale(deployment, chosen, today) if stale else {}).items()
+                for name, days in stale_days.items()
             }
         return status
 
@@ -139,7 +148,11 @@ def _find_partitions(
 
 
 def _find_unpublished(
-    deployment: Deployment, dagster: dg.DagsterInstance, name: str, tables: Mapping[str, Table]
+    deployment: Deployment,
+    dagster: dg.DagsterInstance,
+    ledgers: Ledgers,
+    name: str,
+    tables: Mapping[str, Table],
 ) -> tuple[dict[str, list[date]], dict[str, str]]:
     """The days that a backfill or a run was to publish and did not, and the tags of its runs.
 
@@ -149,30 +162,28 @@ def _find_unpublished(
         BackfillRefusedError: the backfill is active, or its plan cannot be read.
         CannotRunError: the run has not ended.
     """
-    from backfill_assets.assets.backfill_jobs import find_requested_days
     from backfill_assets.backfills import state_store
-    from backfill_assets.backfills.stages import PARALLEL_TAG, launched_stages
+    from backfill_assets.backfills.reconcile import requested_days
+    from backfill_assets.backfills.stages import PARALLEL_TAG
     from backfill_assets.calendar.partitions import DAYS_TAG
-    from backfill_assets.delta.ledger_reader import read_ledgers
     from backfill_assets.monitoring.next_runs import BATCH_TAG
     from backfill_assets.publish.types import CODE_TAG, NIGHT_TAG
 
     # A run that published nothing is known to Dagster alone.
     runs = [run for run in dagster.get_runs(limit=_RECENT_RUNS) if run.run_id.startswith(name)]
-    if len(runs) == 1 and len(name) == 8:
+    # The job `backfill` names its plan by its own run.
+    if len(runs) == 1 and len(name) == 8 and name not in state_store.list_ids(dagster):
         name = runs[0].run_id
     if unfinished := [run.run_id[:8] for run in runs if not run.is_finished]:
         raise CannotRunError(f"run {', '.join(unfinished)} has not ended: wait for it, or end it")
     refuse_unknown(deployment, dagster, name)
-    state_store.refuse_active(dagster, name)
-    names = [name]
-    if name in state_store.list_ids(dagster):
-        plan = state_store.load(dagster, name).plan
-        names = [stage.backfill_id for _, stage in launched_stages(dagster, plan)]
-    graph, ledgers = parameters.asset_graph(deployment.settings), read_ledgers(deployment)
+    backfill = state_store.find_ended_backfill(dagster, name)
+    if backfill.plan_error and not backfill.launches:
+        raise state_store.PlanUnreadableError(backfill.plan_error)
     unpublished, tags = set[tuple[str, date]](), dict[str, str]()
-    for stage in names:
-        requested, _, _ = find_requested_days(graph, dagster, ledgers, stage)
+    launch_ids = [launch.backfill_id for launch in backfill.launches] if backfill.state else [name]
+    for launch_id in launch_ids:
+        requested = requested_days(dagster, ledgers, state_store.find_backfill(dagster, launch_id))
         unpublished |= requested.unpublished.keys()
         tags |= requested.tags
     # The mended days may need other code; the others are about how these runs came about.
@@ -185,13 +196,11 @@ def _find_unpublished(
 
 
 def _find_stale(
-    deployment: Deployment, tables: Mapping[str, Table], today: date
+    deployment: Deployment, ledgers: Ledgers, tables: Mapping[str, Table], today: date
 ) -> dict[str, list[date]]:
     """The days behind their inputs, and those that read them, without days on hold, by table."""
-    from backfill_assets.delta.ledger_reader import read_ledgers
     from backfill_assets.staleness.stale import dependent_days, find_stale_days
 
-    ledgers = read_ledgers(deployment)
     graph = deployment.graph.without_retired(today)
     stale = find_stale_days(ledgers, deployment.policy, today)
     stale_days = {name: stale.all_days(name) for name in graph.tables}
@@ -203,7 +212,10 @@ def _find_stale(
 
 
 def _confirm_final_days(
-    deployment: Deployment, days_by_table: Mapping[str, Sequence[date]], arguments: Sequence[str]
+    deployment: Deployment,
+    ledgers: Ledgers,
+    days_by_table: Mapping[str, Sequence[date]],
+    arguments: Sequence[str],
 ) -> None:
     """Ask before final days are rewritten; `arguments` are those of the command.
 
@@ -212,10 +224,9 @@ def _confirm_final_days(
         CannotRunError: a person does not want it.
     """
     from backfill_assets.calendar.partitions import format_ranges
-    from backfill_assets.delta.ledger_reader import read_ledgers
     from backfill_assets.staleness.assess import final_days
 
-    final_by_table = final_days(read_ledgers(deployment), deployment.policy)
+    final_by_table = final_days(ledgers, deployment.policy)
     final = {
         name: days
         for name in days_by_table

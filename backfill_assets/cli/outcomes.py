@@ -179,7 +179,7 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
         click.UsageError: naming the most similar names.
     """
     from backfill_assets.backfills import state_store
-    from backfill_assets.backfills.changes import is_commit_of
+    from backfill_assets.backfills.changes import own_commits
     from backfill_assets.delta import targets
     from backfill_assets.delta.ledger_reader import read_ledgers
 
@@ -187,7 +187,7 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
     plan = name.partition("-")[0]
     # A run without a commit that Dagster knows can be reconciled as well.
     if (
-        any(is_commit_of(record, name) for ledger in ledgers.values() for record in ledger.records)
+        own_commits(ledgers, name)
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
         or (plan == name and plan in state_store.list_ids(dagster))

@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 _VERDICTS = ("ok", "warn", "alert")
 
 
-@command("show", "show --select stg_orders,fact_daily_orders --json")
+@command("show", "show stg_orders fact_daily_orders --json")
+@parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
-    """What is published of each table."""
+def show(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> None:
+    """What is published of each table.
+
+    TABLES are the same as those of --select.
+    """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
-    rows = list(_published_rows(deployment, tables))
+    rows = list(_published_rows(deployment, [*dict.fromkeys([*tables, *more])]))
     if as_json:
         out.print_json(rows)
         return
@@ -98,25 +102,25 @@ def refuse_no_warehouse(deployment: Deployment) -> None:
         )
 
 
-@command("status", "status --select fact_daily_orders --json")
+@command("status", "status fact_daily_orders --json")
+@parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
+def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> Status:
     """The state of the days of each table.
 
-    It ends with 1 if somebody has to do something about a day. Without DAGSTER_HOME it cannot know
-    of days whose last run failed a check.
+    TABLES are the same as those of --select. It ends with 1 if somebody has to do something about a
+    day. Without DAGSTER_HOME it cannot know of days whose last run failed a check.
     """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
     from backfill_assets.calendar.partitions import format_ranges, to_ranges
-    from backfill_assets.monitoring.incidents import closed_days_text
+    from backfill_assets.monitoring.incidents import final_days_behind
     from backfill_assets.monitoring.states import STATE_MEANINGS
 
     with _open_snapshot(deployment) as (snapshot, _):
-        states_by_table = {
-            name: _group_by_state(snapshot.states_of(name)) for name in tables or snapshot.ledgers
-        }
+        names = dict.fromkeys([*tables, *more]) or snapshot.ledgers
+        states_by_table = {name: _group_by_state(snapshot.states_of(name)) for name in names}
     states = dict.fromkeys(
         state for days_by_state in states_by_table.values() for state in days_by_state
     )
@@ -133,11 +137,8 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
             if not state.is_good:
                 out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
         for name in states_by_table:
-            if days := snapshot.stale.final.get(name):
-                out.print_text(
-                    f"new input for final days: {name} [{format_ranges(days)}]; "
-                    f"{closed_days_text(name, snapshot)}"
-                )
+            for text, days in final_days_behind(name, snapshot).items():
+                out.print_text(f"new input for final days: {name} [{format_ranges(days)}]; {text}")
         out.print_note(f"As of    {snapshot.today}")
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transa
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import digest_sums, digest_text
 from backfill_assets.calendar import partitions
@@ -81,13 +80,6 @@ def format_properties(properties: Mapping[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
-class WrittenFiles(NamedTuple):
-    """Data files by day that no commit names yet, and the digest of all their rows."""
-
-    files: data_files.DataFiles
-    digest: str
-
-
 @dataclass(frozen=True)
 class Writer:
     """Commits to one table.
@@ -119,16 +111,26 @@ class Writer:
         """The Spark session, started on first use."""
         return self.session()
 
+    def read_ledger(self) -> Ledger:
+        """Read the current ledger of the table."""
+        return read_ledger(self.url, self.table)
+
     def write_rows(
-        self, frame: DataFrame, days: Sequence[date], *, rebalance: bool
-    ) -> WrittenFiles:
+        self, frame: DataFrame, days: Sequence[date], audited_digest: str = "", *, rebalance: bool
+    ) -> data_files.DataFiles:
         """Write rows of the days as data files that no commit names yet, see `commit`.
 
-        Rows of other days are left out. `rebalance`: the rows of a day are in many Spark
-        partitions.
+        Rows of other days are left out.
+
+        Args:
+            frame: the rows.
+            days: the days.
+            audited_digest: the digest that the written rows must have; any if empty.
+            rebalance: whether the rows of a day are in many Spark partitions.
 
         Raises:
-            PublishError: the write failed; the table is unchanged.
+            PublishError: the write failed, or Spark computed other rows than those of the digest;
+                the table is unchanged.
         """
         rows = frame.where(
             partitions.any_window_condition(partitions.to_windows(days), self.table.partition)
@@ -137,20 +139,26 @@ class Writer:
             rows = gather_rows(rows, self.table.partition)
         # The write computes the digest, so it covers the rows in the files and not those of a
         # second computation.
-        sums = Observation()
-        named_sums = (
-            column.alias(name) for name, column in digest_sums(self.table.struct_type).items()
-        )
-        rows = rows.observe(sums, *named_sums)
+        sums, struct = Observation(), self.table.struct_type
+        rows = rows.observe(sums, *(c.alias(name) for name, c in digest_sums(struct).items()))
         try:
             files = data_files.write_files(rows, self.files or self.url, self.table.partition)
-            return WrittenFiles(files, digest_text(read_observation(sums), self.table.struct_type))
+            digest = digest_text(read_observation(sums), struct)
         except SPARK_ERRORS as error:
             if is_engine_lost(error):
                 raise
             raise self._to_publish_error(days, error) from error
         except (OSError, pa.ArrowException) as error:
             raise self._to_publish_error(days, error) from error
+        if audited_digest and digest != audited_digest:
+            self.remove_files(file for day_files in files.values() for file in day_files)
+            raise PublishError(
+                f"{self.table.name} [{partitions.format_ranges(days)}]: the rows that were written "
+                f"have the digest {digest}, and those that were audited {audited_digest}: computed "
+                "twice, the days have not the same rows. Nothing was published. Let the table's "
+                "transform give the same rows each time."
+            )
+        return files
 
     def remove_files(self, files: Iterable[AddAction]) -> None:
         """Remove data files that no commit names; what cannot be removed is left to VACUUM."""
@@ -260,7 +268,7 @@ class Writer:
 
     def _find_own_commit(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """The version of our commit, None if it is not in the log; and the latest version."""
-        ledger = read_ledger(self.url, self.table)
+        ledger = self.read_ledger()
         own_versions = (
             r.version for r in reversed(ledger.records) if r.commit_id == metadata["commit_id"]
         )
@@ -315,7 +323,7 @@ class Writer:
                 raise
             if not is_conflict(error):
                 raise self._to_publish_error(days, error) from error
-        current = read_ledger(self.url, self.table)
+        current = self.read_ledger()
         # The audited rows must be the published ones: with other columns, the caller starts again.
         return current if current.version == since.version or (new and is_empty(current)) else None
 
@@ -377,25 +385,6 @@ class Writer:
             # The session may outlive this process, so drop the view.
             with suppress(*SPARK_ERRORS):
                 self.spark.catalog.dropTempView(view)
-
-    def count_leftover_rows(
-        self, frame: DataFrame, days: Sequence[date], at: int
-    ) -> dict[date, int]:
-        """Count by day the rows of a version that a merge of the frame would wrongly leave.
-
-        Their key is not in the frame, or the table has them more than once.
-        """
-        table = self.table
-        columns = list(dict.fromkeys((table.partition, *table.key)))
-        existing = data_files.rows_as_of(self.spark, self.url, table, at, days)
-        keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
-        copies = existing.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
-        wrong = copies.join(keys, columns, "left").select(
-            table.partition,
-            (F.col("copies") - F.coalesce("_wanted", F.lit(0))).alias("wrong"),
-        )
-        counts = wrong.groupBy(table.partition).agg(F.sum("wrong").alias("wrong")).collect()
-        return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
 
 
 def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:

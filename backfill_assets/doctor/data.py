@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
-from deltalake.table import (
-    SUPPORTED_READER_FEATURES,
-    SUPPORTED_WRITER_FEATURES,
-    ProtocolVersions,
-)
+from deltalake.table import SUPPORTED_READER_FEATURES, SUPPORTED_WRITER_FEATURES, ProtocolVersions
 from pyspark.sql import SparkSession
 
 from backfill_assets.calendar.partitions import format_ranges, to_windows

@@ -30,9 +30,13 @@ _ABSENT = (
     "no folder has landed for this arrival day, so it counts as an empty day until files land; if "
     "there is nothing to send, an empty folder says so"
 )
-_CLOSED = (
+_NEW_LINES = (
     "new lines have landed for days whose window has closed: {}the days stay as they are. To take "
     "the lines into them, materialize {} and what follows for these days"
+)
+_NEW_INPUT = (
+    "{} changed after these days, whose window has closed, were built: the days stay as they are. "
+    "To build them from it, materialize {} and what follows for these days"
 )
 
 
@@ -95,10 +99,8 @@ def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
             withdrawn,
             states.STATE_MEANINGS[states.DayState.INPUT_WITHDRAWN],
         )
-        if closed := snapshot.stale.final.get(name):
-            add_incidents(
-                "new input for final days", name, closed.keys(), closed_days_text(name, snapshot)
-            )
+        for text, closed_days in final_days_behind(name, snapshot).items():
+            add_incidents("new input for final days", name, closed_days, text)
     for name, days in changed.items():
         for day, how in days.items():
             detail = f"{how}; compare it with what it should be"
@@ -134,7 +136,20 @@ def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
     return [*snapshot.graph.source_logs(name)] if rejected else []
 
 
-def closed_days_text(name: str, snapshot: states.Snapshot) -> str:
+def final_days_behind(name: str, snapshot: states.Snapshot) -> dict[str, list[date]]:
+    """Return the final days behind their input, by a text: what changed, and what to do."""
+    days_by_text: dict[str, list[date]] = {}
+    for day, reason in sorted(snapshot.stale.final.get(name, {}).items()):
+        if reason.input_commits.keys() & snapshot.graph.sources.keys():
+            text = _new_lines_text(name, snapshot)
+        else:
+            changed = sorted({*reason.input_commits, *reason.references})
+            text = _NEW_INPUT.format(" and ".join(changed), name)
+        days_by_text.setdefault(text, []).append(day)
+    return days_by_text
+
+
+def _new_lines_text(name: str, snapshot: states.Snapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = snapshot.graph
     logs = graph.source_logs(name)
@@ -143,7 +158,7 @@ def closed_days_text(name: str, snapshot: states.Snapshot) -> str:
         table for table in graph.closing_tables if table in {name, *graph.upstream_tables(name)}
     )
     have = "have" if len(covering_tables) > 1 else "has"
-    return _CLOSED.format(
+    return _NEW_LINES.format(
         f"{' and '.join(covering_tables)} {have} them, " if covering_tables else "", first
     )
 

@@ -16,15 +16,16 @@ import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.backfills.stages import RECONCILE_JOB
+from backfill_assets.backfills.state_store import active_launches
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.staleness.assess import final_days, recompute_reason
+from backfill_assets.staleness.assess import final_days, recompute_reasons
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
@@ -357,18 +358,6 @@ def unloaded_by_log(
     }
 
 
-def _unchanged_days(
-    ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str
-) -> set[date]:
-    """Return the days that are published with current inputs, code and settings."""
-    code_and_settings = (code, config)
-    return {
-        day
-        for day, fingerprint in fingerprints.items()
-        if recompute_reason(ledger, day, fingerprint, *code_and_settings) is None
-    }
-
-
 def make_inclusion_rule(
     ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
 ) -> InclusionRule:
@@ -390,9 +379,8 @@ def make_inclusion_rule(
         days = final_by_table.get(table, set())
         references = ledgers[table].references
         fingerprints = input_digests(graph.inputs[table], ledgers, days, references)
-        return days - _unchanged_days(
-            ledgers[table], fingerprints, code.table_version(table), configs[table]
-        )
+        code_and_settings = code.table_version(table), configs[table]
+        return {*recompute_reasons(ledgers[table], fingerprints, (), *code_and_settings)}
 
     def may_include(table: str, day: date) -> bool:
         """Return whether a run that includes this day would leave its rows unchanged."""
@@ -464,10 +452,9 @@ def tables_in_progress(
         if run.job_name != RECONCILE_JOB  # it writes no table
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
-    for status in (internals.BulkActionStatus.REQUESTED, internals.BulkActionStatus.CANCELING):
-        for backfill in instance.get_backfills(status=status) if daemon else ():
-            # All tables wait: until the backfill ends, its next run may change their inputs again.
-            waiting_tables[backfill.backfill_id] = frozenset(tables)
+    for launch in active_launches(instance) if daemon else ():
+        # All tables wait: until the backfill ends, its next run may change their inputs again.
+        waiting_tables[launch.backfill_id] = frozenset(tables)
     return waiting_tables
 
 

@@ -28,6 +28,7 @@ from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.catalog import register_table
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.publish import publisher
+from backfill_assets.publish.publication import ATTEMPTS, CommitRaceError
 from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
@@ -158,9 +159,9 @@ class DeltaIOManager(publisher.Publisher):
                     for events in self.events(step.instance, table, results, task_figures):
                         yield from internals.stored_events(step, events)
                     self.report_commits(context, step.dagster_run, table, results)
-            except publisher.CommitRaceError as error:
+            except CommitRaceError as error:
                 wait = random.uniform(0.1, 0.5) * min(step.previous_attempt_count + 1, 4)
-                raise dg.RetryRequested(publisher.ATTEMPTS, wait) from error
+                raise dg.RetryRequested(ATTEMPTS, wait) from error
         context.log.info(
             f"{name} [{days}]: "
             + ", ".join(

@@ -1,45 +1,33 @@
-"""The only write path: plan the days of a run, audit computed days, then make one commit.
-
-Every row that reaches a table passes through `Publisher.audit` and `Publisher.commit`.
-"""
+"""The publisher: which days of a run to compute, why, and where their rows go."""
 
 import logging
-import random
-import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
-import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
-from backfill_assets.audit.verdicts import Expectation, judge_days
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta import records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish import compute, types
+from backfill_assets.publish import types
+from backfill_assets.publish.publication import publish_candidate
 from backfill_assets.runtime_versions import package_version
-from backfill_assets.settings import UNDO_DAYS
+from backfill_assets.settings import PREFIX, UNDO_DAYS
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness import assess
 from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.table import Table
 
 _log = logging.getLogger(__name__)
-
-#: Attempts to commit if other commits come first, of a step and within it.
-ATTEMPTS = 30
-
-
-class CommitRaceError(PublishError):
-    """Another commit changed the days that a candidate replaces: they must be planned anew."""
 
 
 @dataclass(frozen=True)
@@ -70,96 +58,8 @@ class Destination:
         return ""
 
     def deliver(self, publisher: "Publisher", candidate: types.Candidate) -> list[types.DayResult]:
-        """Publish the days of a candidate; see `Publisher.publish`."""
-        return publisher.publish(candidate)
-
-
-def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
-    """Return the result of a day that stays as published, from the record of its commit."""
-    record = ledger.latest[day]
-    published = record.days[day]
-    verdict = records.restore_verdict(ledger.table, day, published)
-    numbers, inputs = published.numbers, record.inputs
-    return types.DayResult(
-        types.Outcome.IDENTICAL,
-        verdict,
-        record.version,
-        numbers,
-        inputs,
-        record.reason_for_day(day),
-    )
-
-
-@dataclass(frozen=True)
-class CommittedDays:
-    """Days that were computed and audited, and the commit of those that passed.
-
-    Attributes:
-        audited: the days.
-        version: of the commit; None if no day passed.
-        changed: the days whose files were written.
-        revoked_days: by day that the commit records as withdrawn, why.
-    """
-
-    audited: compute.AuditedDays
-    version: int | None = None
-    changed: Collection[date] = ()
-    revoked_days: Mapping[date, str] = field(default_factory=dict)
-
-
-def list_results(
-    plan: types.ComputePlan, committed: CommittedDays | None = None
-) -> list[types.DayResult]:
-    """Return the result of each day of a plan, in ascending order; None if no day was computed."""
-    results = [*_list_skipped_results(plan)]
-    if committed:
-        results += list_computed_results(committed)
-    return sorted(results, key=lambda result: result.day)
-
-
-def _list_skipped_results(plan: types.ComputePlan) -> Iterator[types.DayResult]:
-    """Yield the results of days that are not computed: identical, reverted or without an input."""
-    ledger = plan.ledger
-    current = plan.fingerprints.keys() - plan.reasons.keys() - plan.refused.keys()
-    for day in current & ledger.latest.keys():
-        yield result_from_record(ledger, day)
-    text = (
-        "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
-    )
-    reverted = dict.fromkeys(current - ledger.latest.keys(), Expectation(problems=[text]))
-    unpublished = {**plan.refused, **reverted}
-    for verdict in judge_days(ledger.table, sorted(unpublished), {}, unpublished, {}):
-        outcome = types.Outcome.WITHDRAWN if verdict.day in reverted else types.Outcome.FAILED
-        yield types.DayResult(outcome, verdict)
-
-
-def list_computed_results(committed: CommittedDays) -> Iterator[types.DayResult]:
-    """Yield the result of each computed day.
-
-    A day with a provenance of its own names the inputs of that, and not those of this run.
-    """
-    audited = committed.audited
-    plan, computed = audited.plan, audited.computed
-    for day in audited.identical:
-        yield result_from_record(plan.ledger, day)
-    for day, reason in audited.reasons.items():
-        verdict = audited.verdicts[day]
-        commit_version = committed.version if verdict.may_publish else None
-        if not verdict.may_publish:
-            outcome = types.Outcome.FAILED
-        elif day in committed.revoked_days:
-            # The commit covers the day, but it counts as never published, and its check says why.
-            outcome = types.Outcome.WITHDRAWN
-            expected = {day: Expectation(problems=[committed.revoked_days[day]])}
-            (verdict,) = judge_days(plan.table, [day], {}, expected, {})
-        elif day in committed.changed:
-            outcome = types.Outcome.WRITTEN
-        else:
-            outcome = types.Outcome.UNCHANGED
-        numbers = computed.numbers.get(day, {})
-        provenance = computed.provenance.get(day)
-        input_versions = provenance.inputs if provenance else plan.input_versions
-        yield types.DayResult(outcome, verdict, commit_version, numbers, input_versions, reason)
+        """Publish the days of a candidate; see `publish_candidate`."""
+        return publish_candidate(candidate)
 
 
 class Publisher(dg.ConfigurableIOManager):
@@ -284,7 +184,8 @@ class Publisher(dg.ConfigurableIOManager):
             self._raise_if_schema_differs(ledger, sources)
         window, record = request.window, request.record
         input_ledgers = [source.ledger for source in sources]
-        assess.refuse_other_code([ledger, *input_ledgers], window, record, self.config_of)
+        inputs = [(source.ledger, self.config_of(source.table)) for source in sources]
+        assess.refuse_other_code(ledger, window, record, inputs)
         requested = assess.recompute_reasons(
             ledger,
             fingerprints,
@@ -321,115 +222,13 @@ class Publisher(dg.ConfigurableIOManager):
         refused = assess.missing_inputs(others, window, self.config_of, failed_by_table)
         reasons: Mapping[date, str] = {d: r for d, r in plan.reasons.items() if d not in refused}
         if plan.digester and not request.compares:
-            reasons, refused = compute.split_buildable_days(
+            reasons, refused = split_buildable_days(
                 replace(plan, refused=refused),
                 window,
                 failed_by_table.get(table.name, ()),
                 self.config_of(table),
             )
         return replace(plan, reasons=reasons, refused=refused)
-
-    def publish(self, candidate: types.Candidate) -> list[types.DayResult]:
-        """Audit the days of a candidate and commit those that pass.
-
-        Returns:
-            The result of each day, in ascending order.
-
-        Raises:
-            CommitRaceError: another commit changed the days first; nothing was committed.
-            PublishError: the commit failed.
-            RefusedError: the frame has rows outside of its days, or none where some are expected.
-            SchemaError: a column is missing or of another type.
-            dagster.Failure: Spark cannot compute the rows.
-        """
-        committed = None
-        if candidate.computed is not None:
-            audited = self.audit(candidate)
-            committed = self.commit(audited)
-        return list_results(candidate.plan, committed)
-
-    def audit(self, candidate: types.Candidate) -> compute.AuditedDays:
-        """Measure and judge the computed days of a candidate.
-
-        Raises:
-            RefusedError: the frame has rows outside of its days, or none where some are expected.
-            SchemaError: a column is missing or of another type.
-            dagster.Failure: Spark cannot compute the rows.
-        """
-        plan, computed = candidate.plan, candidate.computed
-        assert computed is not None
-        with compute.explain_spark_errors(plan.table, plan.days):
-            return compute.audit_days(plan, computed)
-
-    def commit(self, audited: compute.AuditedDays) -> CommittedDays:
-        """Commit the days that passed the audit.
-
-        If another commit comes first, it is tried again, as long as the days are as planned.
-
-        Raises:
-            CommitRaceError: another commit changed the days first; nothing was committed.
-            PublishError: the commit failed.
-        """
-        for attempt in range(1, ATTEMPTS + 1):
-            committed = self.commit_once(audited)
-            if committed is not None:
-                audited.remove_files()
-                return committed
-            plan, ledger = audited.plan, self.ledger(audited.plan.table)
-            if not plan.holds_for(ledger):
-                break
-            request = plan.request
-            assess.refuse_other_code([ledger], request.window, request.record, self.config_of)
-            _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
-            time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
-            audited = replace(audited, plan=replace(plan, ledger=ledger))
-        audited.remove_files()
-        raise CommitRaceError(
-            f"{audited.plan.table.name} [{audited.plan.days}]: another run committed first. The "
-            "table is as it left it. Launch these days again."
-        )
-
-    def commit_once(self, audited: compute.AuditedDays) -> CommittedDays | None:
-        """Commit the days that passed; return None if another commit of this package came first.
-
-        Days to rewrite are written although their rows have not changed.
-
-        Raises:
-            PublishError: the commit failed, or the rows are not those that were audited.
-        """
-        plan, writer = audited.plan, audited.plan.writer
-        if not audited.passed:
-            return CommittedDays(audited)
-        changed = sorted(
-            v.day
-            for v in audited.passed
-            if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
-        )
-        notes = self._commit_notes(audited)
-        metadata = audited.encode_record(notes)
-        files = audited.write_files(changed)
-        if plan.request.merge and changed:
-            version = writer.merge(files, changed, metadata, plan.ledger)
-        else:
-            version = writer.commit(files, changed, metadata, plan.ledger)
-            if version is not None:
-                audited.mark_committed(changed)
-        if version is None:
-            return None
-        return CommittedDays(audited, version, frozenset(changed), notes.revoked_days)
-
-    def _commit_notes(self, audited: compute.AuditedDays) -> records.CommitNotes:
-        """Return what the commit tells others of the days that passed."""
-        plan, computed = audited.plan, audited.computed
-        days = {verdict.day for verdict in audited.passed}
-        notes = computed.notes.of_days(days)
-        if computed.log_change:
-            before = TableSnapshot.at_version(plan.writer.url, plan.ledger, plan.writer.session)
-            verdicts = [audited.verdicts[day] for day in audited.reasons]
-            notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
-        if spreads := {day: bins for day, bins in audited.histograms.items() if day in days}:
-            notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
-        return notes
 
     def url(self, table: Table) -> str:
         """Return the URL of a table at the destination."""
@@ -480,6 +279,56 @@ def _skip_days_on_hold(plan: types.ComputePlan) -> tuple[types.ComputePlan, Wind
         window = Window(window.start, max(window.start, min(on_hold)))
     reasons = {d: reason for d, reason in plan.reasons.items() if d not in on_hold and d in window}
     return replace(plan, reasons=reasons, requested=reasons), window
+
+
+def split_buildable_days(
+    plan: types.ComputePlan, window: Window, failed: Collection[date], config_digest: str
+) -> tuple[dict[date, str], dict[date, Expectation]]:
+    """Return the days to compute and those to refuse, as each day is built from the day before.
+
+    If a day is computed, so are the days that follow it, as they may change. No day is built after
+    a day that is refused, until one that is published with its current inputs.
+
+    The reasons and refusals of `plan` consider the other inputs only; `failed` are days of the
+    table that this run failed to publish.
+    """
+    name, reasons, refused = plan.table.name, plan.reasons, plan.refused
+    blocker = _blocking_reason(plan, window.start, failed, config_digest)
+    buildable: dict[date, str] = {}
+    blocked: dict[date, Expectation] = dict(refused)
+    for day in window:
+        if day in refused:
+            blocker = f"{name}[{day}] was not published"
+        elif blocker and day in reasons:
+            blocked[day] = Expectation(problems=[f"it is built upon earlier days, and {blocker}"])
+        elif blocker:
+            blocker = ""
+        elif day - DAY in buildable or day in reasons:
+            buildable[day] = reasons.get(day) or assess.new_input_reason([name])
+    return buildable, blocked
+
+
+def _blocking_reason(
+    plan: types.ComputePlan, first: date, failed: Collection[date], config_digest: str
+) -> str:
+    """Return why the first day cannot be built from the days before; empty if it can."""
+    ledger, name = plan.ledger, plan.table.name
+    if earlier := [day for day in failed if day < first]:
+        return f"{name}[{max(earlier)}] failed in this run"
+    own_snapshot = next(source for source in plan.sources if source.table is ledger.table)
+    earlier = [day for day in ledger.published_days if day < first]
+    begins = first not in ledger.published_days and not own_snapshot.required_days(first)
+    if earlier and begins and first - DAY not in ledger.published_days:
+        return (
+            f"{name} has days up to {max(earlier)} and none on the day before {first}, the first "
+            f"day now: it would begin anew. Put {PREFIX}START back and build the days between"
+        )
+    for needed in own_snapshot.required_days(first):
+        if needed not in ledger.published_days:
+            return f"{name}[{needed}] has never been published"
+        if needed in ledger.under_other_settings(config_digest):
+            return f"{name}[{needed}] was made under other settings; rebuild it first"
+    return ""
 
 
 @dataclass(frozen=True)

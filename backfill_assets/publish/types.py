@@ -134,6 +134,11 @@ class ComputePlan:
         return {source.table.name: source.ledger.version or 0 for source in self.sources}
 
     @property
+    def published(self) -> TableSnapshot:
+        """The table as published, at the version of its ledger."""
+        return TableSnapshot.at_version(self.writer.url, self.ledger, self.writer.session)
+
+    @property
     def rules(self) -> dict[str, str]:
         """By name, the conditions that each row must meet."""
         return all_constraints(self.table, self.ledger.metadata)

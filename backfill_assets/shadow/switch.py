@@ -119,7 +119,7 @@ def refuse_undo(
         TargetError: single days cannot be undone, or a switch-over run is active.
     """
     for name in names:
-        state_store.refuse_active(instance, name)
+        state_store.find_ended_backfill(instance, name)
     name, *_ = names
     if target := _find_target(deployment, names):
         _refuse_partial_undo(target, name, days)

@@ -398,8 +398,8 @@ STORES: tuple[type[ObjectStore], ...] = (S3, GoogleStorage, AzureStorage)
 
 
 def _store_type(url: str) -> type[ObjectStore] | None:
-    scheme, is_url, _ = url.partition("://")
-    return next((store for store in STORES if is_url and scheme in store.schemes), None)
+    scheme, separator, _ = url.partition("://")
+    return next((store for store in STORES if separator and scheme in store.schemes), None)
 
 
 def store_of(url: str) -> ObjectStore | None:

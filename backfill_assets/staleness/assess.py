@@ -119,14 +119,14 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
 
 
 def refuse_other_code(
-    ledgers: Sequence[Ledger],
+    own_ledger: Ledger,
     window: Window,
     record: Mapping[str, Any],
-    config_of: Callable[[Table], str],
+    inputs: Sequence[tuple[Ledger, str]] = (),
 ) -> None:
     """Raise if the backfill of this run was planned with other code or other settings.
 
-    `ledgers` starts with the table's own; those of its inputs follow.
+    `inputs` are the ledgers of the inputs, each with the digest of its settings.
 
     Raises:
         PublishError: a deploy came in between. All days of one backfill must be computed by the
@@ -135,8 +135,7 @@ def refuse_other_code(
     backfill = record.get("backfill_id")
     if not backfill:
         return
-    for ledger in ledgers:
-        config = record["config_digest"] if ledger is ledgers[0] else config_of(ledger.table)
+    for ledger, config in [(own_ledger, record["config_digest"]), *inputs]:
         running_version = (record.get("release", record["code_version"]), config)
         for earlier_record in reversed(ledger.records):
             if earlier_record.backfill_id != backfill:
@@ -148,7 +147,7 @@ def refuse_other_code(
                 )
                 if recorded_version != running_version:
                     raise PublishError(
-                        f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
+                        f"{own_ledger.table.name} [{window}]: backfill {backfill} has published "
                         f"{format_ranges(earlier_record.days)} of {ledger.table.name} with code "
                         f"{recorded_version[0]} and configuration {recorded_version[1]}, and this "
                         f"run has {running_version[0]} and {running_version[1]}. Nothing was "

@@ -239,31 +239,23 @@ def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any])
 
 
 class ModelledTable(Protocol):
-    """The part of `table.Table` that is needed to read the options of a model."""
-
-    @property
-    def model(self) -> type[pa.DataFrameModel]:
-        """The pandera model."""
+    """The part of `table.Table` that is needed to check the options of a model."""
 
     @property
     def struct_type(self) -> T.StructType:
         """The Spark type of the columns."""
 
+    @property
+    def skew(self) -> Mapping[str, float]:
+        """By column, the share of a day's rows beyond which a plan reports skew."""
 
-def counts_of(table: ModelledTable) -> Mapping[str, str]:
-    """By kind of rows, the SQL condition that they meet."""
-    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
-    return metadata.get("counts", {})
+    @property
+    def drift(self) -> Mapping[str, float]:
+        """By column, the population stability index beyond which a day has a warning."""
 
 
 #: The option in the metadata of a model.
 SKEW = "skew"
-
-
-def skew_bounds(table: ModelledTable) -> Mapping[str, float]:
-    """By column, the share of a day's rows (0 to 1) beyond which a plan reports skew."""
-    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
-    return metadata.get(SKEW, {})
 
 
 def most_rows_figure(column: str) -> str:
@@ -275,7 +267,7 @@ def wrong_skews(table: ModelledTable) -> list[str]:
     """Why columns cannot be watched for skew, one sentence each."""
     types = {column.name: column.dataType for column in table.struct_type}
     problems = []
-    for name, share in skew_bounds(table).items():
+    for name, share in table.skew.items():
         if not isinstance(types.get(name), T.AtomicType):
             problems.append(f"skew of {name}, which is no column of it that can be a key")
         elif not 0 < share < 1:
@@ -285,12 +277,6 @@ def wrong_skews(table: ModelledTable) -> list[str]:
 
 #: The option in the metadata of a model, and the name of the asset check.
 DRIFT = "drift"
-
-
-def drift_bounds(table: ModelledTable) -> Mapping[str, float]:
-    """By column, the population stability index beyond which a day has a warning."""
-    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
-    return metadata.get(DRIFT, {})
 
 
 def notices_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
@@ -307,6 +293,6 @@ def wrong_drifts(table: ModelledTable) -> list[str]:
     types = {column.name: column.dataType for column in table.struct_type}
     return [
         f"drift of {name}, which is no number and no boolean column of it"
-        for name in drift_bounds(table)
+        for name in table.drift
         if not isinstance(types.get(name), T.NumericType | T.BooleanType)
     ]

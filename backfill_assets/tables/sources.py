@@ -315,7 +315,7 @@ class Source:
         lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
             A field that may be null is declared by `nullable`; a line without another one is
             rejected. Nested values are stored as JSON text in a string field. Its `Config` may name
-            columns of the staging that are watched for skew, see `model_metadata.skew_bounds`.
+            columns of the staging that are watched for skew, see `Table.skew`.
         key: the fields that identify the thing of which a line is a version.
         event_time: the timestamp field with the event time; its day in the business time zone is
             the event day.

@@ -117,6 +117,9 @@ class Table:
         totals: numeric columns whose daily sums are part of the audit.
         notices: further checks of a day against its inputs, with their descriptions; they block a
             day only if their finding is an error.
+        counts: by kind of rows, the SQL condition that they meet; each day's are counted.
+        drift: by column, the population stability index beyond which a day has a warning.
+        skew: by column, the share of a day's rows (0 to 1) beyond which a plan reports skew.
         rules: conditions on each row over several columns, by name.
         merges: whether a run may merge its rows instead of replacing the days.
         schema_version: the version of the model's columns.
@@ -139,6 +142,9 @@ class Table:
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
     notices: Mapping[str, str] = field(init=False)
+    counts: Mapping[str, str] = field(init=False)
+    drift: Mapping[str, float] = field(init=False)
+    skew: Mapping[str, float] = field(init=False)
     rules: Mapping[str, Rule] = field(init=False)
     merges: bool = field(init=False)
     schema_version: int = field(init=False)
@@ -158,6 +164,8 @@ class Table:
         object.__setattr__(self, "key", tuple(model_metadata.key_of(self.model, metadata)))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
         object.__setattr__(self, "notices", model_metadata.notices_of(metadata))
+        for option in ("counts", "drift", "skew"):
+            object.__setattr__(self, option, metadata.get(option, {}))
         object.__setattr__(self, "rules", rules_in(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
         object.__setattr__(self, "schema_version", schema_version(metadata))

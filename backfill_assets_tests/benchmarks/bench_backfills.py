@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter, time
+from time import perf_counter
 
-import dagster as dg
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, to_windows
@@ -23,17 +23,20 @@ from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
     instance_at,
-    print_result,
+    step_seconds,
     time_work,
     write_landing,
 )
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.paths import BIN
-from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START, Pipeline
 from backfill_assets_tests.helpers.publish_rows import publish_frame
 
 DAY = timedelta(days=1)
-_FLAT = {"the layers": "1.15", f"{CORRECTIONS.name} and {CURRENT.name}": "1.25"}
+#: Steps that look at all days.
+_STEPS = {"check_days", "draw_lateness_dashboard"}
+_FLAT = {"the layers": 1.15, f"{CORRECTIONS.name} and {CURRENT.name}": 1.25}
 REWRITE = {REWRITE_TAG: "true"}
 
 
@@ -43,19 +46,6 @@ def day_range(first: int, count: int) -> Window:
 
 
 # --- one engine or many ---------------------------------------------------------------------------
-
-
-def run_phases(
-    instance: dg.DagsterInstance, run_id: str, began: float, ended: float
-) -> tuple[float, float, float]:
-    """Where the seconds of a run went: before its steps, in them, and after them.
-
-    In the steps: attaching to the engine, what Spark does, and telling Dagster of it.
-    """
-    stats = instance.get_run_step_stats(run_id)
-    first = min(s.start_time or 0 for s in stats)
-    last = max(s.end_time or 0 for s in stats)
-    return first - began, last - first, ended - last
 
 
 class Shell:
@@ -98,96 +88,89 @@ class Shell:
         assert process.returncode == 0, f"{days}: {process.stderr[-4000:]}"
         return perf_counter() - began
 
-    def run_day_by_day(self, runs: int) -> list[tuple[float, float, float, float]]:
-        """Of each of so many one-day runs: the seconds in all, and those of its phases.
-
-        Before the steps: Python, the imports and the definitions.
-        """
-        run_seconds = []
-        os.environ["DAGSTER_HOME"] = str(self.home)
-        for n in range(runs):
-            began = time()
-            whole = self.run_days(day_range(n, 1))
-            ended = time()
-            with dg.DagsterInstance.get() as instance:
-                (run,) = instance.get_runs(limit=1)
-                run_seconds.append((whole, *run_phases(instance, run.run_id, began, ended)))
-        return run_seconds
+    def run_each_day(self, days: int) -> float:
+        """Seconds of a run for each of so many days."""
+        return sum(self.run_days(day_range(n, 1)) for n in range(days))
 
 
-def measure_engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
+def measure_engines(engine: Engine, root: Path, days: int, orders: int) -> None:
     """One-day runs on a warm shared engine, with an engine each, and one run for all days."""
     landing = root / "landing"
-    write_landing(engine.spark_session, landing, runs, orders)
+    write_landing(engine.spark_session, landing, days, orders)
     with connect_server(root, {}) as url:
-        warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
+        warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url}, EVERYTHING)
         warm.run_days(day_range(0, 1))
         shutil.rmtree(root / "warm" / "warehouse")
-        days = warm.run_day_by_day(runs)
-    totals = [whole for whole, *_ in days]
-    print(f"  warm shared engine: {median(totals):.1f} s a one-day run (median of {runs})")
-    before, within, after = (median(column) for column in [*zip(*days, strict=True)][1:])
-    print(f"    before its steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s")
-    cold = Shell(root / "cold", landing, {})
-    each = [cold.run_days(day_range(n, 1)) for n in range(runs)]
-    print(f"  an engine each: {median(each):.1f} s a one-day run (median of {runs})")
-    whole = Shell(root / "whole", landing, {}).run_days(day_range(0, runs))
-    print(f"  one run of {runs} days: {whole:.1f} s")
-    print(
-        f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
-        f"{sum(totals) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
-        f"(e) one-day run on the warm engine, process and all : its steps = "
-        f"{median(whole / within for whole, _, within, _ in days):.2f}",
-        flush=True,
-    )
+        on_warm = warm.run_each_day(days)
+        shutil.rmtree(root / "warm" / "warehouse")
+        whole = warm.run_days(day_range(0, days))
+    seconds = {
+        "on a warm engine": on_warm,
+        "with an engine each": Shell(root / "cold", landing, {}, EVERYTHING).run_each_day(days),
+    }
+    for where, took in seconds.items():
+        what = f"{days} one-day runs of {orders:,} lines {where} : one run on the warm engine"
+        print_result(what, took / whole, note=f"{took:.0f} s : {whole:.1f} s")
 
 
-def measure_caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
-    """Throughput on one warm engine with so many runs at a time."""
+def measure_caps(engine: Engine, root: Path, days: int, orders: int) -> None:
+    """Throughput on one warm engine with so many runs of four days at a time."""
     landing, size = root / "landing", 4
-    write_landing(engine.spark_session, landing, chunks * size, orders)
-    speeds = {}
+    write_landing(engine.spark_session, landing, days, orders)
+    speeds = []
+    caps = (1, 2, 4, 8)
     with connect_server(root, {}) as url:
         Shell(root / "first", landing, {"SPARK_REMOTE": url}).run_days(day_range(0, size))
-        for cap in (1, 2, 4, 8):
+        for cap in caps:
             shell = Shell(root / f"cap-{cap}", landing, {"SPARK_REMOTE": url})
             began = perf_counter()
             with ThreadPoolExecutor(cap) as pool:
-                list(pool.map(shell.run_days, day_range(0, chunks * size).split_by_length(size)))
-            speeds[cap] = 60 * chunks * size / (perf_counter() - began)
-            print(f"  cap {cap}: {speeds[cap]:.0f} days a minute", flush=True)
-    ratios_text = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
-    print(f"\n(g) throughput with 1, 2, 4 and 8 runs at a time = {ratios_text}", flush=True)
+                list(pool.map(shell.run_days, day_range(0, days).split_by_length(size)))
+            speeds.append(60 * days / (perf_counter() - began))
+            print(f"  {cap} at a time: {speeds[-1]:.0f} days a minute", flush=True)
+    text = " : ".join(f"{speed:.0f}" for speed in speeds)
+    print_result(f"days a minute with {', '.join(map(str, caps))} runs at a time", text)
 
 
 # --- history ----------------------------------------------------------------------
 
 
-def measure_history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
-    """Seconds of a one-day run when so many days are in the tables already."""
-    two = [CORRECTIONS.name, CURRENT.name]
-    parts = {
-        "the layers": LAYERS,
-        " and ".join(two): two,
-        "the others": [name for name in EVERYTHING if name not in (*LAYERS, *two)],
-    }
-    seconds_by_part: dict[str, dict[int, float]] = {what: {} for what in parts}
+def measure_history(engine: Engine, root: Path, lengths: Sequence[int], orders: int) -> None:
+    """Seconds of a one-day run, and of two of its steps, with so many days in the tables."""
+    two = (CORRECTIONS.name, CURRENT.name)
+    parts = {"the layers": LAYERS, " and ".join(two): two, "": ("lateness_dashboard",)}
+    seconds: dict[str, list[float]] = defaultdict(list)
     for length in lengths:
         ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
         write_landing(engine.spark_session, ours.landing, length, orders)
         last = START + (length - 1) * DAY
         time_work(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
-        day = START + (length // 2) * DAY
-        for what, tables in parts.items():
-            run = partial(ours.run, day, None, tables, tags=REWRITE)
-            run()  # warms up
-            seconds_by_part[what][length] = median(
-                time_work(f"one day of {length}: {what}", run) for _ in range(5)
-            )
-    for what, seconds in seconds_by_part.items():
-        ratios_text = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())
-        days = " : ".join(f"{length:,}" for length in lengths)
-        print_result(f"one day, {what}, with {days} days loaded", ratios_text, _FLAT.get(what, "-"))
+        for part, tables in parts.items():
+            runs = _time_rewrites(ours, START + (length // 2) * DAY, tables)
+            if part:
+                seconds[part].append(median(whole for whole, _ in runs))
+            for step in _STEPS & runs[0][1].keys():
+                seconds[step].append(median(steps[step] for _, steps in runs))
+    days = " : ".join(f"{length:,}" for length in lengths)
+    for what, took in seconds.items():
+        print_result(
+            f"one day, {what}, with {lengths[-1]:,} days loaded : with {lengths[0]:,}",
+            took[-1] / took[0],
+            _FLAT.get(what),
+            note=f"{' : '.join(f'{each:.2f}' for each in took)} s with {days}",
+        )
+
+
+def _time_rewrites(
+    pipeline: Pipeline, day: date, tables: Sequence[str]
+) -> list[tuple[float, dict[str, float]]]:
+    """The seconds of runs of a day, and of their steps; the first run, a warm-up, is left out."""
+    runs = []
+    for _ in range(6):
+        began = perf_counter()
+        result = pipeline.run(day, None, tables, tags=REWRITE)
+        runs.append((perf_counter() - began, step_seconds(result)))
+    return runs[1:]
 
 
 # --- merge ----------------------------------------------------------------------------------------
@@ -218,15 +201,13 @@ def measure_merge(engine: Engine, root: Path, rows: int) -> None:
         return lambda: publish_frame(pipeline, frame, day, table=STAGED, run="bench", merge=merge)
 
     prepare_publish(1, merge=False)()
-    ratios = {}
     for share in (0.001, 0.1, 1.0):
-        pairs = []
+        ratios = []
         for _ in range(3):
             merged = time_work(f"merge, {share:.1%} changed", prepare_publish(share, merge=True))
             replaced = time_work(
                 f"overwrite, {share:.1%} changed", prepare_publish(share, merge=False)
             )
-            pairs.append(merged / replaced)
-        ratios[share] = median(pairs)
-    ratios_text = ", ".join(f"{ratio:.2f} ({share:.1%} changed)" for share, ratio in ratios.items())
-    print(f"\n(f) merge : overwrite of a day of {rows:,} rows = {ratios_text}", flush=True)
+            ratios.append(merged / replaced)
+        what = f"merge : overwrite of a day of {rows:,} rows, {share:.1%} changed"
+        print_result(what, median(ratios))

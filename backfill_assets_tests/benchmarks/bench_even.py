@@ -8,7 +8,8 @@ from statistics import mean
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.benchmarks.bench_jobs import time_work
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, make_plan, order
 
 #: How many times the lines of another day the large one has, and the most days of a run.
@@ -62,8 +63,8 @@ def _print_spread(name: str, seconds: Sequence[float]) -> None:
     usual = mean(seconds)
     apart = max(abs(run_seconds / usual - 1) for run_seconds in seconds)
     print_result(
-        f"{len(seconds)} runs, {name}",
-        f"{min(seconds):.1f} to {max(seconds):.1f} s, within {apart:.0%} of their mean; "
-        f"{sum(seconds):.0f} s in all",
-        "30 %" if name == "auto" else "-",
+        f"{len(seconds)} runs, {name}: a run, apart from their mean by at most",
+        apart,
+        0.3 if name == "auto" else None,
+        note=f"{min(seconds):.1f} to {max(seconds):.1f} s, {sum(seconds):.0f} s in all",
     )

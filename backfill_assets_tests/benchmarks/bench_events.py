@@ -12,7 +12,7 @@ from uuid import uuid4
 import dagster as dg
 import yaml
 
-from backfill_assets_tests.benchmarks.bench_jobs import print_result
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers import postgres
 from backfill_assets_tests.helpers.dagster_events import make_run_events
 from backfill_assets_tests.helpers.paths import PROJECT
@@ -58,7 +58,7 @@ def _measure_storages(
             single = _events_per_second(log.store_event, one_by_one=True)
             batch = _events_per_second(log.store_event_batch) if takes else None
         text = f"{single:,.0f} one by one" + (f", {batch:,.0f} in batches" if batch else "")
-        print_result(f"events a second, {name}", text, "-")
+        print_result(f"events a second, {name}", text)
 
 
 def _events_per_second(store: Callable[[Any], None], *, one_by_one: bool = False) -> float:

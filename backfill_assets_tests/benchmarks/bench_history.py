@@ -19,9 +19,9 @@ from uuid import uuid4
 from deltalake import DeltaTable
 
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.maintenance import TableFiles
 from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.spark.session import Engine
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, order
 
@@ -40,11 +40,14 @@ def measure_long_history(
         pipeline = _make_aged_pipeline(engine, root / str(days), days)
         answers = ServedDeployment(root / str(days), pipeline.settings)
         seconds_by_days[days] = dict(_time_commands(pipeline, answers, rounds))
-    for what, seconds in seconds_by_days[histories[-1]].items():
-        text = " : ".join(f"{seconds_by_days[days][what]:.1f}" for days in histories)
-        ratio = seconds / seconds_by_days[histories[0]][what]
-        print(f"  {what:44} {text} s = {ratio:.2f}", flush=True)
-    print(f"({AGAIN} days, with {' and '.join(f'{d:,}' for d in histories)} days in the tables)")
+    few, many = histories[0], histories[-1]
+    for what, seconds in seconds_by_days[many].items():
+        before = seconds_by_days[few][what]
+        print_result(
+            f"{what}, {AGAIN} days, with {many:,} days in the tables : with {few:,}",
+            seconds / before,
+            note=f"{seconds:.1f} s : {before:.1f} s",
+        )
 
 
 def _make_aged_pipeline(engine: Engine, root: Path, days: int) -> Pipeline:
@@ -125,18 +128,7 @@ def _time_commands(
         undone.append(match[1])
 
     yield "undo, and undo of the undo", _median_seconds(rounds, undo_last)
-    files = [_most_files_per_day(pipeline)]
     yield "maintain", _median_seconds(1, lambda: _run_command(answers, "maintain"))
-    files.append(_most_files_per_day(pipeline))
-    print(f"  files before and after maintain: {'; '.join(files)}", flush=True)
-
-
-def _most_files_per_day(pipeline: Pipeline) -> str:
-    """How many a day of each table has at most."""
-    files_by_table = {
-        name: TableFiles.from_log(pipeline.log(name), TABLES[name]).by_day for name in LAYERS
-    }
-    return ", ".join(f"{name} {max(days.values())} a day" for name, days in files_by_table.items())
 
 
 def _run_command(answers: ServedDeployment, *command: str) -> str:

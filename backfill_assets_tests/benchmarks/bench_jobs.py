@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
+from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline
 
-#: Work, what was measured, and what is aimed at, of the parts that have run.
-_results: list[tuple[str, str, str]] = []
-
-
-def print_result(work: str, measured: str, target: str) -> None:
-    """A row of the table that `make bench` ends with, printed now as well."""
-    _results.append((work, measured, target))
-    print(f"\n{work}: {measured} (target: {target})", flush=True)
-
-
-def print_results() -> None:
-    """The table of what has run."""
-    rows = [("work", "measured", "target"), ("---", "---", "---"), *_results]
-    print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
+#: What the job by hand has: the tables that a first version would.
+THREE = ("raw_orders", "stg_orders", "fact_daily_orders")
 
 
 def instance_at(home: Path) -> dg.DagsterInstance:
@@ -48,11 +43,29 @@ class Deployed(Pipeline):
 
     def __init__(self, engine: Engine, root: Path, **how: Any) -> None:
         super().__init__(engine, root, **how)
+        self.engine = engine
         self.instance = instance_at(root / "home")
+
+    def run_in_threads(self, first: date, last: date, tables: Sequence[str]) -> None:
+        """A run of these days with the project's executor, as a deployment has it.
+
+        `run` has its steps one after another.
+        """
+        keys = frozenset(dg.AssetKey(name) for name in tables)
+        job = self.repository.get_implicit_global_asset_job_def().get_subset(asset_selection=keys)
+        tags = {
+            "dagster/asset_partition_range_start": str(first),
+            "dagster/asset_partition_range_end": str(last),
+        }
+        run = self.instance.create_run_for_job(job, tags=tags, asset_selection=keys)
+        assert execute_run(InMemoryJob(job), run, self.instance).success, f"{first} to {last}"
 
 
 def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) -> None:
-    """`days` arrival days of `orders` lines each: 3 % sent again, 2 % late, some broken."""
+    """`days` arrival days of `orders` lines each: 3 % sent again, 2 % late, some broken.
+
+    A task writes a day: nothing is shuffled.
+    """
     n = F.col("id")
     line_day = (n / orders).cast("int")
     late = F.when(n % 50 == 0, F.least(line_day, (n / 50 % 10).cast("int"))).otherwise(0)
@@ -75,14 +88,44 @@ def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) ->
         F.date_format(ingested, iso).alias("ingestion_ts"),
     )
     text = F.when(n % 9973 == 0, F.lit('{"order_id": broken')).otherwise(F.to_json(fields))
-    lines = spark.range(days * orders).select(
+    lines = spark.range(0, days * orders, 1, days).select(
         text.alias("value"), F.date_add(F.lit(START), line_day).alias("arrival_date")
     )
-    lines.repartition(days, "arrival_date").write.partitionBy("arrival_date").mode(
-        "overwrite"
-    ).text(str(landing / "orders"))
+    lines.write.partitionBy("arrival_date").mode("overwrite").text(str(landing / "orders"))
     for path in landing.glob("orders/*/part-*.txt"):
         path.rename(path.with_suffix(".jsonl"))
+
+
+def run_child(
+    module: str, *arguments: object, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a module in a process of its own, and print its lines.
+
+    Returns:
+        Its last line, which is JSON.
+
+    Raises:
+        RuntimeError: it fails; the message has the end of its log.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    line = ""
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process:
+            for line in process.stdout or ():
+                if not line.startswith("{"):
+                    print(f"  {line}", end="", flush=True)
+        if process.returncode:
+            log.seek(0)
+            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read()[-4000:]}")
+    values: dict[str, Any] = json.loads(line)
+    return values
+
+
+def write_landing_apart(landing: Path, days: int, orders: int) -> None:
+    """Write a landing in a process of its own, whose session takes no memory afterwards."""
+    run_child(__name__, landing, days, orders)
 
 
 def run_plain_job(
@@ -179,10 +222,10 @@ def run_plain_job(
     save_table(sums, "fact_daily_orders", "run_date")
 
 
-def format_step_seconds(result: object) -> str:
-    """Where the seconds of a run went, by step."""
+def step_seconds(result: dg.ExecuteInProcessResult) -> dict[str, float]:
+    """The seconds of each step of a run."""
     events = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
-    return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in events)
+    return {str(e.step_key): e.event_specific_data.duration_ms / 1000 for e in events}
 
 
 def time_work(label: str, work: Callable[[], object]) -> float:
@@ -192,3 +235,22 @@ def time_work(label: str, work: Callable[[], object]) -> float:
     took = perf_counter() - began
     print(f"  {label:<58}{took:8.1f} s", flush=True)
     return took
+
+
+def list_stages(spark: SparkSession) -> list[Any]:
+    """The stages in Spark's status store."""
+    jvm, gateway = spark.sparkContext._jvm, spark.sparkContext._gateway
+    none = jvm.java.util.ArrayList()
+    quantiles = gateway.new_array(jvm.double, 0)
+    store = spark.sparkContext._jsc.sc().statusStore()
+    stages = store.stageList(none, False, False, quantiles, none)
+    return [stages.apply(n) for n in range(stages.size())]
+
+
+if __name__ == "__main__":
+    write_landing(
+        Engine.from_settings(load_settings()).spark_session,
+        Path(sys.argv[1]),
+        *map(int, sys.argv[2:]),
+    )
+    print("{}")

@@ -12,18 +12,24 @@ from typing import TypeVar
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing.files import _files_by_header, _probe_all
+from backfill_assets.landing.files import _probe_all
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import load_targets
-from backfill_assets_tests.benchmarks.bench_jobs import print_result
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import START, order
 
 T = TypeVar("T")
 DAYS = Window(START, START + timedelta(days=100))
+
+
+def measure_files(root: Path, days: int, lines: int) -> None:
+    """A landing of many files, and what looking through files costs before Spark reads them."""
+    measure_many_files(root / "many", (lines // 100, lines // 10, lines))
+    measure_file_survey(root / "packed", days, lines)
 
 
 def measure_many_files(root: Path, counts: tuple[int, ...]) -> None:
@@ -31,12 +37,12 @@ def measure_many_files(root: Path, counts: tuple[int, ...]) -> None:
     seconds_by_count = {count: _measure_listing(root / str(count), count) for count in counts}
     for what in seconds_by_count[counts[0]]:
         text = " : ".join(f"{seconds_by_count[count][what]:.2f}" for count in counts)
-        print(f"  {what:44} {text} s", flush=True)
+        print_result(f"{' : '.join(f'{count:,}' for count in counts)} files: {what}", f"{text} s")
     first, last = (
         sum(seconds_by_count[count].values()) / count for count in (counts[-2], counts[-1])
     )
     what = f"a file among {counts[-1]:,} : one among {counts[-2]:,}, listed and looked into"
-    print_result(what, f"{last / first:.2f}", "1.2")
+    print_result(what, last / first, 1.2)
 
 
 def _measure_listing(root: Path, count: int) -> dict[str, float]:
@@ -60,18 +66,17 @@ def _measure_listing(root: Path, count: int) -> dict[str, float]:
     listing = time_step("list all folders", lambda: list_landing(str(root), ORDER_LINES))
     time_step("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
     targets = time_step(
-        "digests, what each day is to be made of", lambda: load_targets({}, listing, days, policy)
+        "digests of the files of each day", lambda: load_targets({}, listing, days, policy)
     )
     recorded = {
         day: LoadManifest.from_record(load_target.manifest.as_json)
         for day, load_target in targets.items()
     }
     time_step("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
-    surveyed = time_step(
-        "headers and caps",
+    time_step(
+        "headers and size limits",
         lambda: _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
     )
-    time_step("by header", lambda: _files_by_header(surveyed))
     return seconds
 
 
@@ -92,6 +97,5 @@ def measure_file_survey(root: Path, days: int, orders: int) -> None:
     seconds = perf_counter() - began
     assert len(surveyed.files) == days
     size = days * sum(len(line) + 1 for line in lines) / 1e6
-    print(
-        f"  {days} gz files of {orders:,} lines ({size:,.0f} MB) looked through in {seconds:.2f} s"
-    )
+    what = f"{days} gz files of {orders:,} lines ({size:,.0f} MB) looked through"
+    print_result(what, seconds, unit="s")

@@ -11,7 +11,8 @@ from pandera.pyspark import Field
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.benchmarks.bench_jobs import time_work
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.helpers.publish_rows import publish_frame, window
@@ -37,12 +38,12 @@ def measure_migrations(engine: Engine, root: Path, days: int) -> None:
     files = set(load_log(url).file_uris())
     fewer = make_table(2, note=None)
     took = time_work("a column dropped", lambda: list(migrate_table(make_writer(pipeline, fewer))))
-    print_result(f"a column dropped, {days:,} days", f"{took:.1f} s", "")
+    print_result(f"a column dropped, {days:,} days", took, unit="s")
     assert set(load_log(url).file_uris()) == files, "no data file is touched"
     wider = make_table(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
     version = load_log(url).version()
     took = time_work("a column widened", lambda: list(migrate_table(make_writer(pipeline, wider))))
-    print_result(f"a column widened, {days:,} days", f"{took:.1f} s", "")
+    print_result(f"a column widened, {days:,} days", took, unit="s")
     assert load_log(url).version() == version + 2, "the change, and the version of the schema"
     orders = load_log(url).to_pyarrow_table()["orders"].to_pylist()
     assert sorted(orders) == list(range(1, days + 1))

@@ -34,7 +34,8 @@ from backfill_assets.monitoring.states import day_states
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, make_plan, order
 
 DAY = timedelta(days=1)
@@ -125,7 +126,7 @@ def measure_work(what: str, work: Callable[[], Any]) -> Any:
     outcome = work()
     took, of_core = perf_counter() - began, process_time() - at_work
     pages = int(re.findall(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[0])
-    print_result(what, f"{took:.2f} s, {of_core:.2f} s of a core, {pages / 1024:,.0f} MB", "")
+    print_result(what, f"{took:.2f} s, {of_core:.2f} s of a core, {pages / 1024:,.0f} MB")
     return outcome
 
 
@@ -144,7 +145,7 @@ def measure_files(pipeline: Pipeline, names: Iterable[str]) -> None:
 
 def _print_sizes(what: str, files: Iterable[Path]) -> None:
     sizes = [file.stat().st_size for file in files]
-    print_result(f"on disk: {what}", f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB", "")
+    print_result(f"on disk: {what}", f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB")
 
 
 def measure_ledgers(pipeline: Pipeline) -> None:
@@ -225,5 +226,5 @@ def measure_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
     )
     measure_work("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
     state = state_store.load(pipeline.instance, plan.id)
-    print_result("the plan as it is kept", f"{len(state.model_dump_json()) / 1e3:,.0f} kB", "")
+    print_result("the plan as it is kept", f"{len(state.model_dump_json()) / 1e3:,.0f} kB")
     pipeline.instance.delete_dynamic_partition(state_store.ACTIVE, plan.id)

@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets import as_of, spread_join
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.benchmarks.bench_jobs import list_stages, time_work
+from backfill_assets_tests.benchmarks.results import print_result
 
 _CUSTOMERS, _VERSIONS = 100_000, 4
 _OFF = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "16"}
@@ -99,9 +100,10 @@ def _compare_forms(
             took = _measure_query(spark, form(skew), conf)
             print_result(
                 f"{name}, {way}, adaptive execution {adaptive}, skewed : even",
-                f"{took.wall / base.wall:.2f} ({took.wall:.1f} s : {base.wall:.1f} s); longest : "
-                f"median task {took.longest:.2f} s : {took.median:.2f} s",
-                "1.3",
+                took.wall / base.wall,
+                1.3,
+                note=f"{took.wall:.1f} s : {base.wall:.1f} s; longest : median task "
+                f"{took.longest:.2f} s : {took.median:.2f} s",
             )
 
 
@@ -137,7 +139,7 @@ def _execute_frame(frame: DataFrame) -> None:
 def _measure_query(spark: SparkSession, frame: DataFrame, conf: Mapping[str, str]) -> QueryTimes:
     """What a frame takes, under settings that hold for it alone."""
     before = {name: spark.conf.get(name) for name in conf}
-    since = max((stage.stageId() for stage in _list_stages(spark)), default=-1)
+    since = max((stage.stageId() for stage in list_stages(spark)), default=-1)
     try:
         for name, value in conf.items():
             spark.conf.set(name, value)
@@ -151,21 +153,12 @@ def _measure_query(spark: SparkSession, frame: DataFrame, conf: Mapping[str, str
     worst = max(
         (
             _task_seconds(spark, stage)
-            for stage in _list_stages(spark)
+            for stage in list_stages(spark)
             if stage.stageId() > since and str(stage.status()) == "COMPLETE"
         ),
         key=max,
     )
     return QueryTimes(wall, max(worst), median(worst))
-
-
-def _list_stages(spark: SparkSession) -> list[Any]:
-    """The stages in Spark's status store."""
-    jvm, gateway = spark.sparkContext._jvm, spark.sparkContext._gateway
-    none = jvm.java.util.ArrayList()
-    quantiles = gateway.new_array(jvm.double, 0)
-    stages = _status_store(spark).stageList(none, False, False, quantiles, none)
-    return [stages.apply(n) for n in range(stages.size())]
 
 
 def _task_seconds(spark: SparkSession, stage: Any) -> list[float]:

@@ -19,30 +19,32 @@ from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import CURRENT, ORDERS, RAW, REJECTED
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result, time_work
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, time_work
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 TABLES = [*ORDERS, customer_lifetime_value]
 STATE = customer_lifetime_value
-#: Days of the first load, orders of each, and how long ago the order was that is corrected.
-DAYS, ORDERS_A_DAY, AGO = 1095, 300, 500
+#: How long ago the order was that is corrected.
+AGO = 500
 LINES = (RAW.name, REJECTED.name)
 _NAME = "backfill_assets_tests.benchmarks.bench_state:TABLES"
 
 
-def measure_state(engine: Engine, root: Path, days: int, customers: int) -> None:
+def measure_state(engine: Engine, root: Path, days: int, orders: int, customers: int) -> None:
     """Seconds and days of a rebuild, of one day more, and of an order that is corrected.
 
     Args:
         engine: with a session.
         root: a folder for all of it.
         days: of the rebuild.
+        orders: of each day.
         customers: how many there are in the end.
     """
-    print(f"\n{days:,} days x {customers:,} customers, {ORDERS_A_DAY} orders a day", flush=True)
+    print(f"\n{days:,} days x {customers:,} customers, {orders} orders a day", flush=True)
     first, last, new = day(1 - days), day(0), day(1)
     pipeline = Deployed(engine, root, start=first, end=new + DAY, tables=_NAME)
-    lines_by_day = _land_orders(pipeline, range(1 - days, 2), customers)
+    lines_by_day = _land_orders(pipeline, range(1 - days, 2), orders, customers)
     time_work("the lines loaded", lambda: pipeline.run(first, last, LINES))
     time_work(f"{CURRENT.name} made", lambda: pipeline.run(first, last, [CURRENT.name]))
     began = datetime.now().astimezone()
@@ -68,14 +70,14 @@ def _correct_order(pipeline: Pipeline, line: Mapping[str, Any], first: date, las
 
 
 def _land_orders(
-    pipeline: Pipeline, days: Iterable[int], customers: int
+    pipeline: Pipeline, days: Iterable[int], orders: int, customers: int
 ) -> dict[date, dict[str, Any]]:
     """Lines of each day; one of them by day."""
     chance, first_lines = random.Random(1), {}
     for n in days:
         lines = [
             order(f"o-{n}-{i}", n, f"{chance.randint(1, 99)}.00", f"c{chance.randrange(customers)}")
-            for i in range(ORDERS_A_DAY)
+            for i in range(orders)
         ]
         pipeline.land(n, lines)
         first_lines[day(n)] = lines[0]
@@ -92,7 +94,7 @@ def _run_table(pipeline: Pipeline, what: str, first: date, last: date) -> list[C
     rows = sum(ledger.measured[day].rows for day in wrote)
     text = f"{seconds:.1f} s, {len(wrote):,} days and {rows:,} rows written"
     print_result(
-        what, f"{text}, {len(new_records)} commits, {(last - first).days + 1:,} days asked", ""
+        what, f"{text}, {len(new_records)} commits, {(last - first).days + 1:,} days requested"
     )
     return new_records
 
@@ -116,4 +118,4 @@ def _print_stretches(records: Iterable[CommitRecord], began: datetime, days: int
     text = ", ".join(
         f"{name} third {median(part_seconds):.3f}" for name, part_seconds in parts.items()
     )
-    print_result(f"seconds a day in a rebuild of {days:,} days", text, "flat")
+    print_result(f"seconds a day in a rebuild of {days:,} days", text)

@@ -12,7 +12,8 @@ from backfill_assets.delta.targets import load_target
 from backfill_assets.shadow.build import build_stages, prepare_target
 from backfill_assets.shadow.switch import switch_over
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.benchmarks.bench_jobs import time_work
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, io_manager_of, order
 
 _BEFORE, _AFTER = (
@@ -49,12 +50,11 @@ def measure_shadows(engine: Engine, root: Path, days: int) -> None:
     print_result(
         f"shadow of {_FEW} days of {days:,}",
         f"{written:,} bytes written, of which logs {forks:,}; the tables have {whole:,}",
-        "",
     )
     time_work("all days built", lambda: _build_target(after, _NAME, first, last, ()))
     seconds = time_work("switched over", lambda: _switch_target(after))
     table_count = len(load_target(after.deployment, _NAME).tables)
-    print_result(f"switch-over of {table_count} tables x {days:,} days", f"{seconds:.1f} s", "")
+    print_result(f"switch-over of {table_count} tables x {days:,} days", seconds, unit="s")
 
 
 def _table_names(pipeline: Pipeline) -> Iterable[str]:

@@ -27,10 +27,10 @@ from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
-    print_result,
     time_work,
     write_landing,
 )
+from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.pipeline import START, Pipeline
 
 
@@ -127,8 +127,8 @@ def measure_windows(engine: Engine, root: Path, days: int, orders: int) -> None:
         for name in (spend_7d.name, spend_90d.name, spend_90d_by_copies.name)
     )
     what = f"{days} days x {orders:,} orders"
-    print_result(f"{what}, a window of 90 days : of 7 days", f"{quarter / week:.2f}", "1.5")
-    print_result(f"{what}, 90 days by copies : by partials", f"{copies / quarter:.1f}", "-")
+    print_result(f"{what}, a window of 90 days : of 7 days", quarter / week, 1.5)
+    print_result(f"{what}, 90 days by copies : by partials", copies / quarter)
     ledgers = [pipeline.io_manager.ledger(declared) for declared in TABLES[-2:]]
     digests = [
         {day: ledger.content_key(day) for day in ledger.published_days} for ledger in ledgers

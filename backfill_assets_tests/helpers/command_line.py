@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +12,10 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
+from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
+from dagster._core.execution.asset_backfill import AssetBackfillData
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from deltalake import CommitProperties, write_deltalake
 
 from backfill_assets.backfills import state_store
@@ -88,6 +92,23 @@ def save_plan(instance: dg.DagsterInstance, id_: str, **more: object) -> Backfil
     state = BackfillState(plan=plan, made=time.time())
     state_store.save(instance, state)
     return state
+
+
+def save_launch(
+    instance: dg.DagsterInstance,
+    id_: str,
+    days: Mapping[str, Iterable[object]],
+    at: float = 0.0,
+    status: BulkActionStatus = BulkActionStatus.COMPLETED_FAILED,
+) -> None:
+    """A backfill in Dagster with days of tables, at a time or now."""
+    subsets = {
+        dg.AssetKey(table): DefaultPartitionsSubset({*map(str, table_days)})
+        for table, table_days in days.items()
+    }
+    at = at or time.time()
+    data = AssetBackfillData.empty(AssetGraphSubset(subsets), at, instance)
+    instance.add_backfill(PartitionBackfill(id_, status, False, {}, at, asset_backfill_data=data))
 
 
 def reconcile_run(result: ReconcileResult) -> Callable[..., dict[str, Any]]:

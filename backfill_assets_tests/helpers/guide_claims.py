@@ -27,8 +27,8 @@ NO_CLAIM = ("instructions", "links")
 _SHOWN = re.compile(r"^Shown by: (.+?)\.?$", re.MULTILINE)
 _BETWEEN = re.compile(r";|,(?= [`[])")
 _NO_CLAIM = re.compile(rf"^<!-- No claim: ({'|'.join(NO_CLAIM)})\. -->$")
-#: A block, a table, a picture, or the command by which figures in the text were measured.
-_FIGURE = re.compile(r"^(```|\||!\[)|`make bench ARGS=", re.MULTILINE)
+#: A block, a table, a picture, or the part of `make bench` by which figures were measured.
+_FIGURE = re.compile(r"^(```|\||!\[)|--part \w+", re.MULTILINE)
 _TESTS = PROJECT / "backfill_assets_tests"
 
 

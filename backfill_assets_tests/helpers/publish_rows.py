@@ -19,7 +19,8 @@ from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
-from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError, Publisher
+from backfill_assets.publish.publication import ATTEMPTS, CommitRaceError, publish_candidate
+from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import (
     Candidate,
     ComputedDays,
@@ -79,7 +80,7 @@ def publish_days(
         plan = publisher.plan_days(request, ledger, [], dict.fromkeys(days, made_from))
         computed = build(plan.days) if plan.reasons else None
         try:
-            return publisher.publish(Candidate(plan, computed))
+            return publish_candidate(Candidate(plan, computed))
         except CommitRaceError:
             continue
     raise AssertionError("overtaken each time")

@@ -15,6 +15,7 @@ from backfill_assets.backfills.backfill_plan import BackfillRequest, plan_facts
 from backfill_assets.backfills.forecast import expected_seconds
 from backfill_assets.backfills.history import read_history
 from backfill_assets.backfills.planner import days_by_table, plan_backfill
+from backfill_assets.backfills.reconcile import reconcile_backfill
 from backfill_assets.backfills.state_store import BackfillRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
@@ -109,9 +110,7 @@ def test_stages_one_after_another(pipeline):
     record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
-    result = backfill_jobs.reconcile_backfill(
-        pipeline.deployment, graph_of(pipeline), pipeline.instance, spark, plan.id
-    )
+    result = reconcile_backfill(pipeline.deployment, pipeline.instance, spark, plan.id)
     assert result.problems == []
     assert {report.table.name for report in result.reports} == set(LAYERS)
     check_history_pages(pipeline, plan)
@@ -172,14 +171,14 @@ def check_history_pages(pipeline, plan):
 def test_the_account_of_what_was_not_planned(pipeline):
     """All of it is there and adds up, in all tables; a day that failed is not there."""
     spark = pipeline.io_manager.engine.spark_session
-    arguments = pipeline.deployment, graph_of(pipeline), pipeline.instance, spark
+    arguments = pipeline.deployment, pipeline.instance, spark
     pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
-    assert backfill_jobs.reconcile_backfill(*arguments, "goodgood").problems == []
+    assert reconcile_backfill(*arguments, "goodgood").problems == []
     pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
     pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
     run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
     for name in ("badbadba", run.run_id[:8]):
-        problems = backfill_jobs.reconcile_backfill(*arguments, name).problems
+        problems = reconcile_backfill(*arguments, name).problems
         (failed,) = [text for text in problems if text.startswith("raw_orders [2024-01-02]")]
         assert "was asked for and not published" in failed
         assert "part-1.jsonl.gz" in failed
@@ -196,10 +195,10 @@ def test_what_comes_after_a_stage_is_not_the_stages_fault(pipeline):
     tick_planned_backfills(pipeline)
     assert tick_planned_backfills(pipeline) == "complete and reconciled"
     spark = pipeline.io_manager.engine.spark_session
-    arguments = pipeline.deployment, graph_of(pipeline), pipeline.instance, spark
-    assert backfill_jobs.reconcile_backfill(*arguments, plan.id).problems == []
+    arguments = pipeline.deployment, pipeline.instance, spark
+    assert reconcile_backfill(*arguments, plan.id).problems == []
     run_undo(pipeline, f"{plan.id}-rest")
-    problems = backfill_jobs.reconcile_backfill(*arguments, plan.id).problems
+    problems = reconcile_backfill(*arguments, plan.id).problems
     assert f"{FACT.name} [2024-01-03] has been undone since" in problems
 
 
@@ -436,7 +435,7 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
     assert "; closed" in tick_planned_backfills(pipeline)
     assert state_store.active_ids(pipeline.instance) == [plan.id]
-    state_store.refuse_active(pipeline.instance, unreadable.id)
+    state_store.find_ended_backfill(pipeline.instance, unreadable.id)
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.deployment).plan_loads(day(9))
@@ -476,8 +475,8 @@ def test_what_is_under_way_is_not_undone(pipeline):
     launch_plan(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
-            state_store.refuse_active(pipeline.instance, name)
-    state_store.refuse_active(pipeline.instance, "another1")
+            state_store.find_ended_backfill(pipeline.instance, name)
+    state_store.find_ended_backfill(pipeline.instance, "another1")
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ def test_a_plan_of_scattered_days_is_launched_with_these_days(recorded):
     state_store.save(instance, state)
     stages.advance(instance, graph, state)
     days = [
-        backfill.asset_backfill_data.get_target_partitions_subset(dg.AssetKey(RAW.name))
-        for _, backfill in stages.launched_stages(instance, plan)
+        launch.asset_backfill_data.get_target_partitions_subset(dg.AssetKey(RAW.name))
+        for launch in state_store.find_backfill(instance, plan.id).launches
     ]
     assert [{*subset.get_partition_keys()} for subset in days] == [
         {str(day(n)) for n in part} for part in (numbers[:2], numbers[2:])

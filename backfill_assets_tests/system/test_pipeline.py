@@ -19,6 +19,7 @@ from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
+from backfill_assets.publish.publication import AuditedDays
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.transforms import dedup
 from backfill_assets_guide.sample.landings import write_invented_landing
@@ -455,7 +456,7 @@ def test_a_day_that_dagster_takes_for_failed_is_told_again(pipeline, monkeypatch
     def raise_error(*_, **__):
         raise OSError("no space left on this device")
 
-    monkeypatch.setattr(DeltaIOManager, "publish", raise_error)
+    monkeypatch.setattr(AuditedDays, "publish", raise_error)
     pipeline.run(1, 1, ["raw_orders"], fails=True)
     key, partitions = dg.AssetKey("raw_orders"), [str(day(1))]
     node = pipeline.repository.asset_graph.get(key)
@@ -551,16 +552,16 @@ def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, m
 def test_a_step_that_another_run_overtook_starts_again(pipeline, monkeypatch):
     """The other run loads a newer listing of the same day, after this one has computed its rows."""
     pipeline.land(1, [order("a", 1)])
-    commit, overtaken = DeltaIOManager.commit, []
+    publish, overtaken = AuditedDays.publish, []
 
-    def commit_after_another(self, audited):
+    def publish_after_another(audited):
         if not overtaken:
             overtaken.append(audited.plan.table.name)
             pipeline.land(1, [order("b", 1)], "part-1.jsonl")
             pipeline.run(1, 1, ["raw_orders"])
-        return commit(self, audited)
+        return publish(audited)
 
-    monkeypatch.setattr(DeltaIOManager, "commit", commit_after_another)
+    monkeypatch.setattr(AuditedDays, "publish", publish_after_another)
     result = pipeline.run(1, 1, LAYERS)
     retried = [e.step_key for e in result.all_events if e.is_step_up_for_retry]
     assert (overtaken, retried) == (["raw_orders"], ["read_orders"])

@@ -175,8 +175,8 @@ KNOWN = {
     r"backfill-assets (doctor|jars --(s3|gs))": run_command,
     r"backfill-assets password \w+": check_password,
     r"dagster job execute .*": run_command,
-    # Not ours: for Amazon's clients, for a proxy, for Dagster's storage.
-    r"export (AWS|DAGSTER)_\w+=\S.*": run_command,
+    # Not ours: for Amazon's clients and Google's, for a proxy, for Dagster's storage.
+    r"export (AWS|GOOGLE|DAGSTER)_\w+=\S.*": run_command,
     r"export (SPARK_REMOTE|BACKFILL_ASSETS_\w+)=\S.*": check_settings,
 }
 

@@ -15,7 +15,7 @@ import pytest
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.orders.tables import CURRENT, RAW, REJECTED, TABLES
-from backfill_assets.publish import publisher
+from backfill_assets.publish import publication
 from backfill_assets_tests.helpers.landing_truth import list_differences
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day, order
 from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
@@ -81,14 +81,13 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
         pipeline.land(n, [order(f"o{n}", n)])
     pipeline.run(1, 5, EVERYTHING)
     built: dict[str, list[Window]] = {}
-    audit = publisher.Publisher.audit
+    audit = publication.audit_days
 
-    def audit_recorded(self, candidate):
-        plan = candidate.plan
+    def audit_recorded(plan, computed):
         built.setdefault(plan.table.name, []).append(plan.days)
-        return audit(self, candidate)
+        return audit(plan, computed)
 
-    monkeypatch.setattr(publisher.Publisher, "audit", audit_recorded)
+    monkeypatch.setattr(publication, "audit_days", audit_recorded)
     pipeline.land(1, [order("new", 1)], "more.jsonl")
     pipeline.land(5, [order("newest", 5)], "more.jsonl")
     pipeline.run(1, 6, EVERYTHING)

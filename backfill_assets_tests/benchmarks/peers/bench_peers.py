@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
-from backfill_assets.settings import load_settings
-from backfill_assets.spark.session import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import write_landing_apart
 from backfill_assets_tests.benchmarks.peers.known_peers import (
     PEERS,
     POISONED_DAY,
@@ -166,7 +163,10 @@ def probe_poisoned_day(bench: Bench, peer: Peer, workspace: Workspace, result: P
 
 def measure_peers(bench: Bench, programs: Mapping[Peer, Path], rounds: int) -> list[PeerResult]:
     """First loads in turn, then the probes of each peer; one that fails is left out by name."""
-    results = {peer: PeerResult(peer.name, peer.versions()) for peer in programs}
+    results = {
+        peer: PeerResult(peer.name, peer.versions(), remark=peer.remark, target=peer.target)
+        for peer in programs
+    }
     for number in range(rounds):
         print(f"round {number + 1}", flush=True)
         for peer in list(results):
@@ -182,16 +182,12 @@ def measure_peers(bench: Bench, programs: Mapping[Peer, Path], rounds: int) -> l
             except (PeerError, subprocess.TimeoutExpired) as error:
                 bench.leave_out(peer, error)
                 del results[peer]
-    for result in results.values():
-        result.remark = next(peer.remark for peer in results if peer.name == result.name)
     return list(results.values())
 
 
 def write_new_landing(landing: Path, days: int, lines: int) -> None:
-    """Write the landing in a process of its own, without what Spark leaves beside its files."""
-    arguments = ["--write-landing", str(landing), "--days", str(days), "--lines", str(lines)]
-    command = [sys.executable, "-m", f"{__package__}.bench_peers", *arguments]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    """Write the landing, without what Spark leaves beside its files."""
+    write_landing_apart(landing, days, lines)
     for path in [*landing.rglob(".*.crc"), *landing.rglob("_SUCCESS")]:
         path.unlink()
     for path in landing.glob("orders/*/*.jsonl"):
@@ -214,14 +210,9 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=20_000, help="of each day")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], help="only those that begin so")
-    parser.add_argument("--write-landing", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.days < FEWEST_DAYS:
         parser.error(f"--days must be at least {FEWEST_DAYS}: the probes are about day 2 to 11")
-    if arguments.write_landing:
-        spark = Engine.from_settings(load_settings()).spark_session
-        write_landing(spark, arguments.write_landing, arguments.days, arguments.lines)
-        return
     CACHE.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     try:

@@ -49,6 +49,8 @@ class Peer:
     late_command: str
     #: What the seconds of a first load are about, if not all days in one command.
     remark = ""
+    #: First loads by hand that one of it is to take at most.
+    target: float | None = None
 
     def install(self) -> Path:
         """The folder of its programs.
@@ -109,6 +111,7 @@ class Ours(Peer):
     name = "ours"
     folder = "this project"
     late_command = "the same command"
+    target = 1.0
 
     def install(self) -> Path:
         """The project's own environment."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from backfill_assets_tests.benchmarks.results import compare_to_target
+
 
 @dataclass(frozen=True)
 class LateResult:
@@ -38,7 +40,11 @@ class PoisonResult:
 
 @dataclass
 class PeerResult:
-    """All that was measured of a peer."""
+    """All that was measured of a peer.
+
+    Attributes:
+        target: first loads by hand that one of it is to take at most.
+    """
 
     name: str
     versions: str
@@ -49,6 +55,7 @@ class PeerResult:
     late: LateResult | None = None
     poison: PoisonResult | None = None
     remark: str = ""
+    target: float | None = None
 
     def cold_median(self) -> float:
         """Median seconds of a first load."""
@@ -60,6 +67,9 @@ HEADINGS = (
     "versions",
     "first load",
     "of by hand",
+    "target",
+    "measured : target",
+    "target is",
     "right",
     "again",
     "late file",
@@ -115,12 +125,14 @@ def format_table(results: Sequence[PeerResult], base: str) -> str:
     rows = [HEADINGS, ("---",) * len(HEADINGS)]
     for result in results:
         seconds = result.cold_median()
+        ratio = seconds / base_seconds if base_seconds else ""
         rows.append(
             (
                 result.name,
                 result.versions,
                 format_seconds(seconds) + (f" ({result.remark})" if result.remark else ""),
-                f"{seconds / base_seconds:.2f}" if base_seconds else "",
+                f"{ratio:.2f}" if ratio else "",
+                *compare_to_target(ratio, result.target),
                 "yes" if result.is_right else "**no**",
                 format_again(result),
                 format_late(result.late),

@@ -1,0 +1,361 @@
+"""The publication of a candidate: audit its days, then make one commit of those that pass.
+
+Every row that a run computes or an undo restores passes through `audit_days` and
+`AuditedDays.commit_once`.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+import msgspec
+from deltalake.transaction import AddAction
+from pyspark.sql import DataFrame
+
+from backfill_assets.audit.profile import Baseline, Histograms, PublishedHistory, audit_frame
+from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days, sum_digests
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.delta import records
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.publish import types
+from backfill_assets.publish.compute import explain_spark_errors
+from backfill_assets.staleness.assess import refuse_other_code
+from backfill_assets.staleness.input_digest import StateDigester
+
+_log = logging.getLogger(__name__)
+
+#: Attempts to commit if other commits come first, of a step and within it.
+ATTEMPTS = 30
+
+
+class CommitRaceError(PublishError):
+    """Another commit changed the days that a candidate replaces: they must be planned anew."""
+
+
+def publish_candidate(candidate: types.Candidate) -> list[types.DayResult]:
+    """Audit the days of a candidate and commit those that pass.
+
+    Returns:
+        The result of each day, in ascending order.
+
+    Raises:
+        CommitRaceError: another commit changed the days first; nothing was committed.
+        PublishError: the commit failed.
+        RefusedError: the frame has rows outside of its days, or none where some are expected.
+        SchemaError: a column is missing or of another type.
+        dagster.Failure: Spark cannot compute the rows.
+    """
+    committed = None
+    if candidate.computed is not None:
+        audited = audit_days(candidate.plan, candidate.computed)
+        committed = audited.publish()
+    return list_results(candidate.plan, committed)
+
+
+def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "AuditedDays":
+    """Measure and judge the computed days of a plan, not those between them.
+
+    Raises:
+        SchemaError: a column is missing or of another type.
+        DeclarationError: a condition of the model is not valid SQL.
+        RefusedError: rows outside of these days, rows without a day, or no rows where some are
+            expected.
+        dagster.Failure: Spark cannot compute the rows.
+    """
+    ledger, days = plan.ledger, plan.days
+    baselines = {
+        day: Baseline(f"version {record.version}", record.details.spreads[day])
+        for day, record in ledger.latest.items()
+        if record.details.spreads.get(day) and ledger.current_record(day)
+    }
+    merges = plan.request.merge and ledger.version is not None
+    with explain_spark_errors(plan.table, days):
+        frame = plan.table.conform_frame(computed.frame)
+        merged_rows = plan.published.read_days(days) if merges else None
+        history = PublishedHistory(ledger.measured, baselines, merged_rows)
+        audit = audit_frame(frame, plan.table, days, computed.expectations, plan.rules, history)
+    numbers = {
+        **computed.numbers,
+        **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
+    }
+    fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
+    verdicts, identical = audit.verdicts, set[date]()
+    if plan.digester:
+        fingerprints, verdicts, identical = chain_days(plan, plan.digester, verdicts)
+    return AuditedDays(
+        plan,
+        replace(computed, numbers=numbers),
+        frame,
+        fingerprints,
+        {verdict.day: verdict for verdict in verdicts},
+        identical,
+        audit.histograms,
+    )
+
+
+def chain_days(
+    plan: types.ComputePlan, digester: StateDigester, verdicts: Sequence[Verdict]
+) -> tuple[dict[date, str], list[Verdict], set[date]]:
+    """Judge days that are built one upon the other, given how the day before came out.
+
+    `verdicts` are those of each day by itself, in ascending order.
+
+    Returns:
+        The input fingerprint of each day; the verdicts, of which none passes after a day that did
+        not pass; and the days that came out as they are published, if they were computed only as
+        the day before had changed.
+    """
+    table, ledger = plan.table, plan.ledger
+    fingerprints: dict[date, str] = {}
+    verdict_by_day: dict[date, Verdict] = {}
+    identical: set[date] = set()
+    for verdict in verdicts:
+        day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
+        content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
+        fingerprints[day] = digester.digest_day(day, content)
+        published = ledger.current_record(day)
+        if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
+            identical.add(day)
+        if previous and not previous.may_publish:
+            problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
+            expectation = verdict.expectation.with_problem(problem)
+            (verdict,) = judge_days(table, [day], {day: verdict.metrics}, {day: expectation}, {})
+        verdict_by_day[day] = verdict
+    return fingerprints, [*verdict_by_day.values()], identical
+
+
+@dataclass(frozen=True)
+class AuditedDays:
+    """Days that were computed and audited, on their way into a commit.
+
+    Attributes:
+        plan: by which they were computed.
+        computed: the result of the asset's function, with the audit's figures.
+        frame: their rows, with the columns and types of the table.
+        fingerprints: by day, the input fingerprint.
+        verdicts: of the audit.
+        identical: days of a stateful table that came out as they are published, and were computed
+            only as the day before had changed.
+        histograms: by day, of the columns that are watched for drift.
+        files: by day, data files that are written but not committed.
+    """
+
+    plan: types.ComputePlan
+    computed: types.ComputedDays
+    frame: DataFrame
+    fingerprints: Mapping[date, str]
+    verdicts: Mapping[date, Verdict]
+    identical: Collection[date] = ()
+    histograms: Mapping[date, Histograms] = field(default_factory=dict)
+    files: dict[date, list[AddAction]] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> dict[date, str]:
+        """By day that is not identical, why it was computed."""
+        return {d: reason for d, reason in self.plan.reasons.items() if d not in self.identical}
+
+    @property
+    def passed(self) -> list[Verdict]:
+        """The verdicts of the days to commit."""
+        return [self.verdicts[day] for day in self.reasons if self.verdicts[day].may_publish]
+
+    def publish(self) -> "CommittedDays":
+        """Commit the days that passed.
+
+        If another commit comes first, it is tried again, as long as the days are as planned.
+
+        Raises:
+            CommitRaceError: another commit changed the days first; nothing was committed.
+            PublishError: the commit failed.
+        """
+        audited = self
+        for attempt in range(1, ATTEMPTS + 1):
+            committed = audited.commit_once()
+            if committed is not None:
+                self.remove_files()
+                return committed
+            plan, request = audited.plan, audited.plan.request
+            ledger = plan.writer.read_ledger()
+            if not plan.holds_for(ledger):
+                break
+            refuse_other_code(ledger, request.window, request.record)
+            _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
+            time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
+            audited = replace(audited, plan=replace(plan, ledger=ledger))
+        self.remove_files()
+        raise CommitRaceError(
+            f"{self.plan.table.name} [{self.plan.days}]: another run committed first. The table is "
+            "as it left it. Launch these days again."
+        )
+
+    def commit_once(self) -> "CommittedDays | None":
+        """Commit the days that passed; return None if another commit of this package came first.
+
+        Days to rewrite are written although their rows have not changed.
+
+        Raises:
+            PublishError: the commit failed, or the rows are not those that were audited.
+        """
+        plan, writer = self.plan, self.plan.writer
+        if not self.passed:
+            return CommittedDays(self)
+        changed = sorted(
+            v.day
+            for v in self.passed
+            if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
+        )
+        record = self._encode_record()
+        files = self._write_files(changed)
+        if plan.request.merge and changed:
+            version = writer.merge(files, changed, record, plan.ledger)
+        else:
+            version = writer.commit(files, changed, record, plan.ledger)
+            if version is not None:
+                for day in changed:
+                    self.files.pop(day, None)  # the table has them now
+        return None if version is None else CommittedDays(self, version, frozenset(changed))
+
+    def _encode_record(self) -> dict[str, Any]:
+        """Encode the record of the commit of the days that passed."""
+        plan, computed, reasons = self.plan, self.computed, self.reasons
+        published = records.to_published_days(
+            self.passed,
+            {**self.fingerprints, **computed.fingerprints},
+            computed.numbers,
+            computed.made_under,
+            computed.provenance,
+        )
+        notes = computed.notes.of_days(published)
+        if computed.log_change:
+            verdicts = [self.verdicts[day] for day in reasons]
+            details = computed.log_change.details_for(plan.published, verdicts)
+            notes = replace(notes, details=details)
+        if spreads := {day: bins for day, bins in self.histograms.items() if day in published}:
+            notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
+        return records.encode_published(
+            plan.request.record,
+            plan.input_versions,
+            plan.ledger.version,
+            published,
+            {d: self.verdicts[d].failure_reasons for d in reasons if d not in published},
+            {day: reasons[day] for day in published},
+            notes,
+        )
+
+    def _write_files(self, days: Sequence[date]) -> DataFiles:
+        """Write the data files of days once, and return them; files that exist are reused.
+
+        Raises:
+            PublishError: writing failed, or the files hold other rows than were audited.
+        """
+        existing = {**self.files, **self.computed.files}
+        if new_days := [day for day in days if day not in existing]:
+            digest = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
+            written = self.plan.writer.write_rows(
+                self.frame, new_days, digest, rebalance=self.computed.scattered
+            )
+            self.files.update({day: [*written.get(day, ())] for day in new_days})
+        return {**self.files, **self.computed.files}
+
+    def remove_files(self) -> None:
+        """Remove data files that no commit contains.
+
+        Only where the log shows that: after an error of the store, a commit may still arrive.
+        """
+        if files := [file for files in self.files.values() for file in files]:
+            self.plan.writer.remove_files(files)
+
+
+@dataclass(frozen=True)
+class CommittedDays:
+    """Days that were computed and audited, and the commit of those that passed.
+
+    Attributes:
+        audited: the days.
+        version: of the commit; None if no day passed.
+        changed: the days whose files were written.
+    """
+
+    audited: AuditedDays
+    version: int | None = None
+    changed: Collection[date] = ()
+
+    def results(self) -> Iterator[types.DayResult]:
+        """Yield the result of each day.
+
+        A day with a provenance of its own names the inputs of that, and not those of this run.
+        """
+        plan, computed = self.audited.plan, self.audited.computed
+        revoked_days = computed.notes.revoked_days
+        for day in self.audited.identical:
+            yield result_from_record(plan.ledger, day)
+        for day, reason in self.audited.reasons.items():
+            verdict = self.audited.verdicts[day]
+            commit_version = self.version if verdict.may_publish else None
+            if not verdict.may_publish:
+                outcome = types.Outcome.FAILED
+            elif day in revoked_days:
+                # The commit covers the day, but it counts as never published, and its check says
+                # why.
+                outcome = types.Outcome.WITHDRAWN
+                expected = {day: Expectation(problems=[revoked_days[day]])}
+                (verdict,) = judge_days(plan.table, [day], {}, expected, {})
+            elif day in self.changed:
+                outcome = types.Outcome.WRITTEN
+            else:
+                outcome = types.Outcome.UNCHANGED
+            numbers = computed.numbers.get(day, {})
+            provenance = computed.provenance.get(day)
+            input_versions = provenance.inputs if provenance else plan.input_versions
+            yield types.DayResult(outcome, verdict, commit_version, numbers, input_versions, reason)
+
+
+def list_results(
+    plan: types.ComputePlan, committed: CommittedDays | None = None
+) -> list[types.DayResult]:
+    """Return the result of each day of a plan, in ascending order.
+
+    `committed` is None if no day was computed.
+    """
+    results = [*_list_skipped_results(plan)]
+    if committed:
+        results += committed.results()
+    return sorted(results, key=lambda result: result.day)
+
+
+def _list_skipped_results(plan: types.ComputePlan) -> Iterator[types.DayResult]:
+    """Yield the results of days that are not computed: identical, reverted or without an input."""
+    ledger = plan.ledger
+    current = plan.fingerprints.keys() - plan.reasons.keys() - plan.refused.keys()
+    for day in current & ledger.latest.keys():
+        yield result_from_record(ledger, day)
+    text = (
+        "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
+    )
+    reverted = dict.fromkeys(current - ledger.latest.keys(), Expectation(problems=[text]))
+    unpublished = {**plan.refused, **reverted}
+    for verdict in judge_days(ledger.table, sorted(unpublished), {}, unpublished, {}):
+        outcome = types.Outcome.WITHDRAWN if verdict.day in reverted else types.Outcome.FAILED
+        yield types.DayResult(outcome, verdict)
+
+
+def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
+    """Return the result of a day that stays as published, from the record of its commit."""
+    record = ledger.latest[day]
+    published = record.days[day]
+    verdict = records.restore_verdict(ledger.table, day, published)
+    numbers, inputs = published.numbers, record.inputs
+    return types.DayResult(
+        types.Outcome.IDENTICAL,
+        verdict,
+        record.version,
+        numbers,
+        inputs,
+        record.reason_for_day(day),
+    )
