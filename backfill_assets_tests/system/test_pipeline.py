@@ -20,6 +20,7 @@ from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
 from backfill_assets.publish.publication import AuditedDays
+from backfill_assets.publish.publisher import Destination
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.transforms import dedup
 from backfill_assets_guide.sample.landings import write_invented_landing
@@ -456,7 +457,7 @@ def test_a_day_that_dagster_takes_for_failed_is_told_again(pipeline, monkeypatch
     def raise_error(*_, **__):
         raise OSError("no space left on this device")
 
-    monkeypatch.setattr(AuditedDays, "publish", raise_error)
+    monkeypatch.setattr(Destination, "deliver", raise_error)
     pipeline.run(1, 1, ["raw_orders"], fails=True)
     key, partitions = dg.AssetKey("raw_orders"), [str(day(1))]
     node = pipeline.repository.asset_graph.get(key)

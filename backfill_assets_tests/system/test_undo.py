@@ -23,6 +23,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
+from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests
@@ -258,14 +259,13 @@ def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
     before = published_digests(loaded)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    audit = type(loaded.io_manager).audit
 
-    def audit_or_die(publisher, candidate):
-        if candidate.plan.table is FACT:
+    def audit_or_die(plan, computed):
+        if plan.table is FACT:
             raise KeyboardInterrupt
-        return audit(publisher, candidate)
+        return audit_days(plan, computed)
 
-    monkeypatch.setattr(type(loaded.io_manager), "audit", audit_or_die)
+    monkeypatch.setattr(undoing, "audit_days", audit_or_die)
     run_undo(loaded, "wrongone", fails=True)
     monkeypatch.undo()
     version = loaded.log(RAW.name).version()
@@ -366,14 +366,14 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch
     if when == "before the undo":
         load_day()
     else:
-        audit, waiting = type(loaded.io_manager).audit, [load_day]
+        waiting = [load_day]
 
-        def audit_after_load(publisher, candidate):
-            if candidate.plan.table is STAGED and waiting:
+        def audit_after_load(plan, computed):
+            if plan.table is STAGED and waiting:
                 waiting.pop()()
-            return audit(publisher, candidate)
+            return audit_days(plan, computed)
 
-        monkeypatch.setattr(type(loaded.io_manager), "audit", audit_after_load)
+        monkeypatch.setattr(undoing, "audit_days", audit_after_load)
     run_undo(loaded, "wrongone")
     monkeypatch.undo()
     assert day(2) in stale_days(loaded, STAGED)
