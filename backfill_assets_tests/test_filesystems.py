@@ -115,7 +115,7 @@ def test_spark_is_told_of_azure_s_credentials_without_a_secret(monkeypatch, tmp_
     conf = azure_conf()
     assert conf["account.oauth.provider.type"].endswith(".MsiTokenProvider")
     assert conf["always.use.https"] == "true"
-    assert "abfs.endpoint" not in conf and "account.hns.enabled" not in conf
+    assert not {"abfs.endpoint", "account.hns.enabled", "fns.account.service.type"} & {*conf}
     monkeypatch.setenv("AZURE_CLIENT_ID", "client")
     monkeypatch.setenv("AZURE_TENANT_ID", "tenant")
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "hush")
@@ -133,6 +133,7 @@ def test_spark_is_told_of_azure_s_credentials_without_a_secret(monkeypatch, tmp_
     conf = azure_conf()
     assert conf["account.auth.type"] == "SharedKey"
     assert conf["abfs.endpoint"] == "127.0.0.1:10000" and conf["always.use.https"] == "false"
+    assert conf["fns.account.service.type"] == "BLOB"
     options = storage_options(f"{AZURE}/t")
     assert options["account_name"] == "account" and options["allow_http"] == "True"
     assert "hush" not in str(options)

@@ -291,7 +291,7 @@ class AzureStorage(ObjectStore):
     Attributes:
         container: its name.
         host: that of the account; the blob service's if it has no hierarchical namespace.
-        endpoint: URL of an emulator's account; empty for Azure's.
+        endpoint: URL of an emulator's account, which has none; empty for Azure's.
         has_key: whether the account's key is in the environment.
     """
 
@@ -328,10 +328,14 @@ class AzureStorage(ObjectStore):
 
     def hadoop_conf(self) -> dict[str, str]:
         """Settings of ABFS. By the host, it speaks to the blob service or to that of data lakes."""
-        return {
+        emulator = {
             "fs.azure.abfs.endpoint": urlsplit(self.endpoint).netloc,
-            # An emulator cannot be asked whether it has a hierarchical namespace.
-            "fs.azure.account.hns.enabled": "false" if self.endpoint else "",
+            "fs.azure.fns.account.service.type": "BLOB",
+            # It cannot be asked whether it has a hierarchical namespace.
+            "fs.azure.account.hns.enabled": "false",
+        }
+        return {
+            **(emulator if self.endpoint else {}),
             # The TLS and the HTTP client of Java; others need more jars, or do nothing but TLS.
             "fs.azure.ssl.channel.mode": "Default_JSSE",
             "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
@@ -386,7 +390,7 @@ class AzureStorage(ObjectStore):
 
     def create_filesystem(self) -> pafs.FileSystem:
         """Arrow's; without a hierarchical namespace, delta-rs's."""
-        if ".blob." not in self.host:
+        if ".blob." not in self.host and not self.endpoint:
             return self.create_reader()
         location, client = self.delta_rs_config()
         url = f"abfss://{self.container}@{self.host}"

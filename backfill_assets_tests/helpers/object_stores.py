@@ -92,7 +92,7 @@ def azure_server(folder: Path) -> Iterator[Emulator]:
     }
     with run_server(command, address, folder / "azure.log") as log:
         azure_account(address).create_dir(BUCKET)
-        yield Emulator(f"abfs://{BUCKET}@{_ACCOUNT}.blob.core.windows.net", environment, log)
+        yield Emulator(f"abfs://{BUCKET}@{_ACCOUNT}.dfs.core.windows.net", environment, log)
 
 
 def azure_account(address: str) -> pafs.AzureFileSystem:
