@@ -169,9 +169,10 @@ def _find_unpublished(
     from backfill_assets.monitoring.next_runs import BATCH_TAG
     from backfill_assets.publish.types import CODE_TAG, NIGHT_TAG
 
-    # A run that published nothing is known to Dagster alone.
+    # A run that published nothing is known to Dagster alone. The run of the job `backfill` has
+    # given its plan the first characters of its id.
     runs = [run for run in dagster.get_runs(limit=_RECENT_RUNS) if run.run_id.startswith(name)]
-    if len(runs) == 1 and len(name) == 8:
+    if len(runs) == 1 and len(name) == 8 and name not in state_store.list_ids(dagster):
         name = runs[0].run_id
     if unfinished := [run.run_id[:8] for run in runs if not run.is_finished]:
         raise CannotRunError(f"run {', '.join(unfinished)} has not ended: wait for it, or end it")
