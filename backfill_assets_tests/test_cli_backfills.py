@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 from dagster._daemon.types import DaemonHeartbeat
 
 from backfill_assets.assets import backfill_jobs
@@ -18,7 +19,7 @@ from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import state_store, undo
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
-from backfill_assets.cli import backfill, main, outcomes
+from backfill_assets.cli import backfill, main, materialize, outcomes
 from backfill_assets.dagster_ext.supervisor import lock_home
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
@@ -30,6 +31,7 @@ from backfill_assets_tests.helpers.command_line import (
     publish_facts,
     reconcile_run,
     refusal_message,
+    save_launch,
     save_plan,
     usage_error,
 )
@@ -371,6 +373,26 @@ def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
     message = refusal_message(capsys, "backfill")
     assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in message
     assert "goes on by itself" in message
+
+
+# materialize
+
+
+def test_days_that_a_plan_of_the_ui_did_not_publish(instance, monkeypatch):
+    """Its id is the beginning of the id of the run that made it. Day 3 was never launched."""
+    run = create_run_for_test(instance, job_name="backfill", status=dg.DagsterRunStatus.SUCCESS)
+    id_ = run.run_id[:8]
+    save_plan(instance, id_)
+    save_launch(instance, f"{id_}-rest", {FACT.name: JAN[:2]})
+    built: list[tuple[list[str], str]] = []
+
+    def run_days(_out, _home, assets, window, _tags) -> bool:
+        built.append((assets, str(window)))
+        return True
+
+    monkeypatch.setattr(materialize, "run_days", run_days)
+    assert main(["materialize", "--failed-of", id_, "--yes"]) == 0
+    assert built == [([FACT.name], "2024-01-01...2024-01-02")]
 
 
 # reconcile and undo

@@ -98,7 +98,7 @@ PARTS = {
         _LOAD_LINES,
     ),
     "day": Part(lambda w: measure_one_day(w.engine, w.root, w.lines, w.days), 20, 2_000),
-    "small": Part(lambda w: measure_small_days(w.engine, w.root, w.days, w.lines), 1_096, 7),
+    "small": Part(lambda w: measure_small_days(w.engine, w.root, w.days, w.lines), 1_000, 7),
     "planned": Part(
         lambda w: measure_planned_backfills(w.engine, w.root, w.days, w.lines, w.rounds), 5, 2_000
     ),

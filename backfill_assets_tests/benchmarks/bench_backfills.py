@@ -34,8 +34,6 @@ from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START, Pi
 from backfill_assets_tests.helpers.publish_rows import publish_frame
 
 DAY = timedelta(days=1)
-#: Steps that look at all days.
-_STEPS = {"check_days", "draw_lateness_dashboard"}
 _FLAT = {"the layers": 1.15, f"{CORRECTIONS.name} and {CURRENT.name}": 1.25}
 REWRITE = {REWRITE_TAG: "true"}
 
@@ -138,7 +136,9 @@ def measure_caps(engine: Engine, root: Path, days: int, orders: int) -> None:
 def measure_history(engine: Engine, root: Path, lengths: Sequence[int], orders: int) -> None:
     """Seconds of a one-day run, and of two of its steps, with so many days in the tables."""
     two = (CORRECTIONS.name, CURRENT.name)
-    parts = {"the layers": LAYERS, " and ".join(two): two, "": ("lateness_dashboard",)}
+    parts = {"the layers": LAYERS, " and ".join(two): two, "the dashboard": ("lateness_dashboard",)}
+    # Steps that look at all days.
+    steps = {"the layers": "check_days", "the dashboard": "draw_lateness_dashboard"}
     seconds: dict[str, list[float]] = defaultdict(list)
     for length in lengths:
         ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
@@ -147,10 +147,10 @@ def measure_history(engine: Engine, root: Path, lengths: Sequence[int], orders: 
         time_work(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
         for part, tables in parts.items():
             runs = _time_rewrites(ours, START + (length // 2) * DAY, tables)
-            if part:
+            if part in _FLAT:
                 seconds[part].append(median(whole for whole, _ in runs))
-            for step in _STEPS & runs[0][1].keys():
-                seconds[step].append(median(steps[step] for _, steps in runs))
+            if step := steps.get(part):
+                seconds[f"step {step}"].append(median(by_step[step] for _, by_step in runs))
     days = " : ".join(f"{length:,}" for length in lengths)
     for what, took in seconds.items():
         print_result(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,10 +29,12 @@ from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline
 THREE = ("raw_orders", "stg_orders", "fact_daily_orders")
 
 
-def instance_at(home: Path) -> dg.DagsterInstance:
-    """Dagster's instance of a deployment, with the storage of `dagster.yaml`."""
+def instance_at(home: Path, *, is_quiet: bool = False) -> dg.DagsterInstance:
+    """Dagster's instance of a deployment, with `dagster.yaml`; quiet, it prints errors alone."""
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copy(PROJECT / "dagster.yaml", home)
+    config = (PROJECT / "dagster.yaml").read_text()
+    quiet = "\npython_logs: {python_log_level: ERROR}\n" if is_quiet else ""
+    (home / "dagster.yaml").write_text(config + quiet)
     os.environ["DAGSTER_HOME"] = str(home)
     return dg.DagsterInstance.get()
 
@@ -44,7 +45,7 @@ class Deployed(Pipeline):
     def __init__(self, engine: Engine, root: Path, **how: Any) -> None:
         super().__init__(engine, root, **how)
         self.engine = engine
-        self.instance = instance_at(root / "home")
+        self.instance = instance_at(root / "home", is_quiet=True)
 
     def run_in_threads(self, first: date, last: date, tables: Sequence[str]) -> None:
         """A run of these days with the project's executor, as a deployment has it.

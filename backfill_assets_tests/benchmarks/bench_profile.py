@@ -171,7 +171,8 @@ def measure_small_days(engine: Engine, root: Path, days: int, lines: int) -> Non
     first, second = (shell.run_days(day_range(0, days)) for _ in range(2))
     each = 1000 * first / days / len(TABLES)
     what = f"{days:,} days x {lines} lines, all tables, new process"
-    print_result(what, first, 60.0, "s", f"{each:.1f} ms a day and table")
+    # 60 s for 1,096 days, of which the calendar that begins with START has not seen the last.
+    print_result(what, first, 60.0 * days / 1_096, "s", f"{each:.1f} ms a day and table")
     print_result(f"{what}, nothing changed", second, 10.0, "s")
 
 
