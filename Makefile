@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server torture check bench bench-peers drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server azure-server torture check bench bench-peers drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -95,6 +95,9 @@ s3-server: ## build the S3 server that the tests of object storage need, once; n
 
 gcs-server: ## build the Google Cloud Storage that the tests of object storage need, once; needs Go
 	@.ci/gcs-server
+
+azure-server: ## install the Azure storage that the tests of object storage need, once; needs Node.js
+	@.ci/azure-server
 
 torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 100 races, 120 nights of CDNOW, 200 lives
 	@$(BIN)/backfill-assets jars

@@ -335,10 +335,11 @@ class Settings(BaseSettings):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: URLs of object stores: the scheme, and the bucket with the folder.
+#: URLs of object stores: the scheme, and the bucket or container with the folder.
 _STORE_URLS = (
     r"(s3[an]?)://([a-z0-9][a-z0-9.-]+(?:/[^?#]*)?)",
     r"(gs)://([a-z0-9][a-z0-9._-]+(?:/[^?#]*)?)",
+    r"(abfss?)://([a-z0-9-]+@[a-z0-9]+\.(?:blob|dfs)\.core\.windows\.net/[^/?#][^?#]*)",
 )
 
 
@@ -363,8 +364,9 @@ def normalize_location(value: str) -> str:
     matches = (re.fullmatch(pattern, value) for pattern in _STORE_URLS)
     if not (store_match := next(filter(None, matches), None)):
         raise ValueError(
-            "must be a path, s3a://bucket/folder or gs://bucket/folder, with keys where the "
-            "store's own tools look for them; other stores (abfss://, hdfs://) are not supported"
+            "must be a path, s3a://bucket/folder, gs://bucket/folder or "
+            "abfss://container@account.dfs.core.windows.net/folder, with keys where the store's "
+            "own tools look for them; other stores (hdfs://) are not supported"
         )
     scheme, place = store_match.groups()
     return f"{'s3a' if scheme.startswith('s3') else scheme}://{place.rstrip('/')}"

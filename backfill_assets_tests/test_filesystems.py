@@ -13,19 +13,20 @@ from backfill_assets.delta.commit_log import file_uri, resolve_path
 from backfill_assets.delta.delta_rs import UnsafeStoreError, raise_if_unsafe_store, storage_options
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.configuration import spark_config
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import folder_filesystem, open_store
 from backfill_assets.spark.processes import spark_home
-from backfill_assets.spark.stores import S3, STORES, GoogleStorage
+from backfill_assets.spark.stores import S3, STORES, AzureStorage, GoogleStorage
 from backfill_assets.tables.unpartitioned import Unpartitioned
 from backfill_assets_tests.helpers.connect_server import server_settings
 from backfill_assets_tests.helpers.lossy_s3_server import careless_s3
 
-LOG_STORE = S3.log_store_setting()
+(LOG_STORE,) = S3.log_store_settings()
+AZURE = "abfss://lake@account.dfs.core.windows.net/w"
 
 
 @pytest.fixture(autouse=True)
 def _no_variables_of_stores(monkeypatch):
-    prefixes = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
+    prefixes = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
     for name in [name for name in os.environ if name.startswith(prefixes)]:
         monkeypatch.delenv(name)
 
@@ -70,12 +71,13 @@ def test_what_keeps_commits_apart_cannot_be_set_otherwise(tmp_path):
 
 def test_of_a_local_deployment_nothing_is_told_of_stores(tmp_path):
     names = [*spark_config(load_settings(jars=tmp_path))]
-    assert not [name for name in names if re.search(r"s3a|\.gs\.", name)]
+    assert not [name for name in names if re.search(r"s3a|\.gs\.|abfs|azure", name)]
 
 
-def test_the_jars_of_s3_are_those_of_spark_s_own_hadoop():
+@pytest.mark.parametrize("store", [S3, AzureStorage])
+def test_hadoop_s_jars_are_those_of_spark_s_own_hadoop(store):
     (client,) = (spark_home() / "jars").glob("hadoop-client-api-*.jar")
-    version = S3.packages.coordinates[0].split(":")[-1]
+    version = store.packages.coordinates[0].split(":")[-1]
     assert version == client.stem.removeprefix("hadoop-client-api-")
 
 
@@ -98,11 +100,59 @@ def test_spark_and_delta_rs_are_told_where_google_s_storage_is(monkeypatch, tmp_
         assert options["allow_http"] == "True"
 
 
-@pytest.mark.parametrize("url", ["s3a://bucket/w", "gs://bucket/w"])
+def test_spark_is_told_of_azure_s_credentials_without_a_secret(monkeypatch, tmp_path):
+    settings = load_settings(jars=tmp_path, landing=AZURE)
+
+    def azure_conf() -> dict[str, str]:
+        config = spark_config(settings)
+        assert "hush" not in str(config)
+        for scheme in ("abfs", "abfss"):
+            assert config[f"spark.delta.logStore.{scheme}.impl"] == AzureStorage.log_store
+        prefix = "spark.hadoop.fs.azure."
+        names = (name for name in config if name.startswith(prefix))
+        return {name.removeprefix(prefix): config[name] for name in names}
+
+    conf = azure_conf()
+    assert conf["account.oauth.provider.type"].endswith(".MsiTokenProvider")
+    assert conf["always.use.https"] == "true"
+    assert not {"abfs.endpoint", "account.hns.enabled", "fns.account.service.type"} & {*conf}
+    monkeypatch.setenv("AZURE_CLIENT_ID", "client")
+    monkeypatch.setenv("AZURE_TENANT_ID", "tenant")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "hush")
+    conf = azure_conf()
+    assert conf["account.oauth.provider.type"].endswith(".ClientCredsTokenProvider")
+    assert conf["account.oauth2.client.id"] == "client"
+    assert conf["account.oauth2.client.endpoint"].endswith(".com/tenant/oauth2/token")
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", "/token")
+    conf = azure_conf()
+    assert conf["account.oauth.provider.type"].endswith(".WorkloadIdentityTokenProvider")
+    assert conf["account.oauth2.token.file"] == "/token"
+    assert "account.oauth2.client.secret" not in conf
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hush")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:10000/account")
+    conf = azure_conf()
+    assert conf["account.auth.type"] == "SharedKey"
+    assert conf["abfs.endpoint"] == "127.0.0.1:10000" and conf["always.use.https"] == "false"
+    assert conf["fns.account.service.type"] == "BLOB"
+    options = storage_options(f"{AZURE}/t")
+    assert options["account_name"] == "account" and options["allow_http"] == "True"
+    assert "hush" not in str(options)
+
+
+def test_without_a_hierarchical_namespace_delta_rs_lists_azure(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")
+    flat = AZURE.replace(".dfs.", ".blob.")
+    assert isinstance(open_store(flat)[0], pafs.PyFileSystem)
+    for url in (AZURE, flat):
+        assert not isinstance(folder_filesystem(url), pafs.PyFileSystem)
+    assert not isinstance(open_store(AZURE)[0], pafs.PyFileSystem)
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/w", "gs://bucket/w", AZURE])
 def test_a_table_in_a_store_has_its_path_there(monkeypatch, url):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     filesystem, path = open_store(f"{url}/a b%20")
-    assert path == "bucket/w/a b%20"
+    assert path in ("bucket/w/a b%20", "w/a b%20")
     assert not isinstance(filesystem, pafs.LocalFileSystem)
     assert resolve_path(url, file_uri(url, "day=2024-01-01/x.parquet")) == (
         f"{url}/day=2024-01-01/x.parquet"
@@ -110,8 +160,10 @@ def test_a_table_in_a_store_has_its_path_there(monkeypatch, url):
 
 
 def test_each_store_has_schemes_and_options_of_its_own():
-    for attribute in ("name", "scheme", "jars_option", "log_store"):
+    for attribute in ("name", "schemes", "jars_option", "log_store"):
         assert len({getattr(store, attribute) for store in STORES}) == len(STORES)
+    schemes = [scheme for store in STORES for scheme in store.schemes]
+    assert len({*schemes}) == len(schemes)
 
 
 def test_a_store_that_overlooks_conditions_is_refused(monkeypatch):
@@ -131,6 +183,7 @@ def test_a_local_folder_is_not_asked(tmp_path):
 def test_a_table_without_days_may_lie_in_a_store():
     assert Unpartitioned("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
     assert Unpartitioned("customers", "gs://bucket/c").place("/w") == "gs://bucket/c"
+    assert Unpartitioned("customers", AZURE).place("/w") == AZURE
     assert Unpartitioned("customers", "/c").place("/w") == "/c"
     assert Unpartitioned("customers", "file:///c").place("/w") == "/c"
     with pytest.raises(ValueError, match="other stores"):

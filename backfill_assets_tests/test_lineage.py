@@ -178,6 +178,10 @@ def test_the_setting_without_the_package_is_refused(monkeypatch):
         ("/data/warehouse/facts", ("file", "/data/warehouse/facts")),
         ("s3a://bucket/warehouse/facts", ("s3://bucket", "warehouse/facts")),
         ("gs://bucket/warehouse/facts", ("gs://bucket", "warehouse/facts")),
+        (
+            "abfss://lake@account.dfs.core.windows.net/w/facts",
+            ("abfss://lake@account.dfs.core.windows.net", "w/facts"),
+        ),
     ],
 )
 def test_a_table_has_the_name_that_openlineage_gives_its_place(url, name):

@@ -75,6 +75,13 @@ GOOD = [
     ("BACKFILL_ASSETS_WAREHOUSE", "s3://bucket", "warehouse", "s3a://bucket"),
     ("BACKFILL_ASSETS_WAREHOUSE", "s3n://a.b-c/d e/", "warehouse", "s3a://a.b-c/d e"),
     ("BACKFILL_ASSETS_WAREHOUSE", "gs://a_b/w/", "warehouse", "gs://a_b/w"),
+    *(
+        ("BACKFILL_ASSETS_WAREHOUSE", f"{url}/", "warehouse", url)
+        for url in (
+            "abfss://c-1@account.dfs.core.windows.net/w",
+            "abfs://c-1@account.blob.core.windows.net/w/x",
+        )
+    ),
     ("BACKFILL_ASSETS_START", "1997-01-01", "start", date(1997, 1, 1)),
     ("BACKFILL_ASSETS_END", "2024-02-29", "end", date(2024, 2, 29)),
     ("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo", "timezone", "Asia/Tokyo"),
@@ -133,7 +140,9 @@ def test_every_variable_has_a_good_value_here():
             for url in (
                 "gs://Bucket/w",
                 "gs://container@account.blob.core.windows.net/w",
-                "abfss://container@account.dfs.core.windows.net/w",
+                "abfss://container@account.dfs.core.windows.net/",
+                "abfss://container@account.dfs.example.org/w",
+                "abfss://container/w",
                 "hdfs://nn:8020/w",
                 "https://bucket.s3.amazonaws.com/w",
                 "s3a://",

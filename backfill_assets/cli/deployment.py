@@ -116,10 +116,11 @@ def engine(out: Output, port: int) -> None:
 @command("jars")
 @click.option("--s3", is_flag=True, help="Also those of s3a://, though no setting names it.")
 @click.option("--gs", is_flag=True, help="Also those of gs://, though no setting names it.")
+@click.option("--azure", is_flag=True, help="Also those of abfss://, though no setting names it.")
 def jars(out: Output, **stores: bool) -> None:
     """Download the Delta jars into their cache and prepare the engine's start, once.
 
-    And the jars of s3a:// or gs://, where the landing or the warehouse is there.
+    And the jars of s3a://, gs:// or abfss://, where the landing or the warehouse is there.
     """
     options = {f"--{name}" for name, is_set in stores.items() if is_set}
     _fetch_jars(out, load_settings(), options)
@@ -148,7 +149,7 @@ def _fetch_jars(out: Output, settings: Settings, options: Collection[str] = ()) 
     stores = [store for store in STORES if store.jars_option in options]
     for store in dict.fromkeys([*stores, *used_stores(settings)]):
         if not store_jars(settings.jars, store):
-            out.print_note(f"Downloading the jars of {store.scheme}:// ...")
+            out.print_note(f"Downloading the jars of {store.schemes[0]}:// ...")
         fetch_store_jars(settings.jars, store)
     build_task_times(settings.jars)
     archive = class_archive_path(settings.jars)

@@ -292,7 +292,7 @@ def open_external_table(url: str) -> ExternalTable:
     if not list_parquet_files(url):
         raise ImportRefusedError(
             f"{url} holds no Delta table and no Parquet files. Nothing was written. Give the "
-            "folder of the table, as a path or as a URL (s3a://, gs://)."
+            "folder of the table, as a path or as a URL (s3a://, gs://, abfss://)."
         )
     return _ParquetFolder(url)
 

@@ -17,8 +17,7 @@ def in_object_store(url: str) -> bool:
 def open_store(url: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a local path or a URL, and the path in it."""
     if store := store_of(url):
-        # The path is not from Arrow, which would decode a space or a percent sign.
-        return _store_filesystem(store), url.partition("://")[2]
+        return _store_filesystem(store), store.path_of(url)
     return pafs.LocalFileSystem(), url
 
 
@@ -26,6 +25,12 @@ def open_store(url: str) -> tuple[pafs.FileSystem, str]:
 def _store_filesystem(store: ObjectStore) -> pafs.FileSystem:
     """The filesystem of a store, once for each process."""
     return store.create_filesystem()
+
+
+@cache
+def _store_reader(store: ObjectStore) -> pafs.FileSystem:
+    """The file system of Arrow's own for a store, once for each process."""
+    return store.create_reader()
 
 
 def delete_folder(filesystem: pafs.FileSystem, path: str) -> None:
@@ -62,5 +67,6 @@ def folder_filesystem(url: str) -> pafs.FileSystem:
     Arrow's threads may still use delta-rs's own file system, which is in Python, when the process
     exits; the process then aborts.
     """
-    filesystem, path = open_store(url)
-    return pafs.SubTreeFileSystem(path, filesystem)
+    if store := store_of(url):
+        return pafs.SubTreeFileSystem(store.path_of(url), _store_reader(store))
+    return pafs.SubTreeFileSystem(url, pafs.LocalFileSystem())

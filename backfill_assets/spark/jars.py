@@ -163,7 +163,7 @@ def fetch_store_jars(cache: Path, store: type[ObjectStore]) -> list[Path]:
     """
     coordinates, excludes, classifier = store.packages
     if not _cached_jars(cache, coordinates[0]):
-        _fetch_jars(f"the jars of {store.scheme}://", coordinates, cache, excludes, classifier)
+        _fetch_jars(f"the jars of {store.schemes[0]}://", coordinates, cache, excludes, classifier)
     if store.log_store_source:
         store.log_store_source.build_jar(cache, delta_jars(cache))
     return store_jars(cache, store)

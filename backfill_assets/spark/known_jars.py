@@ -35,7 +35,8 @@ SHA256 = {
         "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
     ),
     "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-    # The file system of Google Cloud Storage.
+    # The file systems of Azure and Google Cloud Storage.
+    "hadoop-azure-3.5.0.jar": "220b5db238b82437960e4b81c7e3eefa4eff2a03ad502887497f11d0ad86e663",
     "gcs-connector-4.0.4-shaded.jar": (
         "dfb5832738686436e597026a8e4bab01aa22e75ebfb15d37d096981f6599d73c"
     ),

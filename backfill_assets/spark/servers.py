@@ -210,15 +210,18 @@ def raise_if_unsafe_commits(
     Raises:
         EngineError: it was started without the log store of one.
     """
-    for store in STORES:
-        setting = store.log_store_setting()
-        if store.name not in store_names or (
-            session.conf.get(setting, store.default_log_store) == store.log_store
-        ):
+    settings = {
+        setting: store
+        for store in STORES
+        if store.name in store_names
+        for setting in store.log_store_settings()
+    }
+    for setting, store in settings.items():
+        if session.conf.get(setting, store.default_log_store) == store.log_store:
             continue
         raise EngineError(
             f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])} would "
-            f"overwrite commits of others on {store.scheme}://: {setting} must be "
+            f"overwrite commits of others on {store.schemes[0]}://: {setting} must be "
             f"{store.log_store}, of the jars that backfill-assets jars {store.jars_option} gets. "
             "Set both where the server is started; nothing was written."
         )

@@ -7,12 +7,15 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
-from dagster_deltalake.config import ClientConfig, GcsConfig, S3Config
+from dagster_deltalake.config import AzureConfig, ClientConfig, GcsConfig, S3Config
+from deltalake.fs import DeltaStorageHandler
 
 from backfill_assets.spark.known_jars import JavaSource
 
@@ -37,7 +40,7 @@ class ObjectStore(ABC):
 
     Attributes:
         name: as messages name it.
-        scheme: of its URLs, for Spark.
+        schemes: of its URLs, for Spark.
         packages: Hadoop's client.
         jars_option: the option of `backfill-assets jars` for its jars.
         log_store: the class by which Delta's commits do not overwrite each other.
@@ -46,7 +49,7 @@ class ObjectStore(ABC):
     """
 
     name: ClassVar[str]
-    scheme: ClassVar[str]
+    schemes: ClassVar[tuple[str, ...]]
     jars_option: ClassVar[str]
     packages: ClassVar[Packages]
     log_store: ClassVar[str]
@@ -55,30 +58,40 @@ class ObjectStore(ABC):
 
     @classmethod
     @abstractmethod
-    def from_environment(cls) -> Self:
-        """The store, with its location from the environment."""
+    def from_url(cls, url: str) -> Self:
+        """The store of a URL, with the rest of its location from the environment."""
 
     @abstractmethod
     def hadoop_conf(self) -> dict[str, str]:
         """Settings of Hadoop's client; they contain no secret. Empty ones are not set."""
 
     @abstractmethod
-    def delta_rs_config(self) -> tuple[S3Config | GcsConfig, ClientConfig]:
+    def delta_rs_config(self) -> tuple[S3Config | GcsConfig | AzureConfig, ClientConfig]:
         """The configuration of delta-rs, for dagster-deltalake."""
 
     @abstractmethod
+    def create_reader(self) -> pafs.FileSystem:
+        """A file system of Arrow's own, which reads files in threads of Arrow."""
+
     def create_filesystem(self) -> pafs.FileSystem:
-        """A file system of Arrow."""
+        """A file system that also lists, writes, moves and deletes."""
+        return self.create_reader()
 
     @classmethod
-    def log_store_setting(cls) -> str:
-        """Spark's setting for the log store."""
-        return f"spark.delta.logStore.{cls.scheme}.impl"
+    def path_of(cls, url: str) -> str:
+        """The path of a URL in both file systems."""
+        # Not by Arrow, which would decode a space or a percent sign.
+        return url.partition("://")[2]
+
+    @classmethod
+    def log_store_settings(cls) -> list[str]:
+        """Spark's settings for the log store, by scheme."""
+        return [f"spark.delta.logStore.{scheme}.impl" for scheme in cls.schemes]
 
     @classmethod
     def commit_conf(cls) -> dict[str, str]:
         """Settings of Spark without which commits would be lost."""
-        return {cls.log_store_setting(): cls.log_store}
+        return dict.fromkeys(cls.log_store_settings(), cls.log_store)
 
     def with_spark_conf(self, config: Mapping[str, str]) -> dict[str, str]:
         """Spark's configuration with the settings of the store; its own win, except for commits."""
@@ -98,7 +111,7 @@ class S3(ObjectStore):
     endpoint: str
     region: str
     name = "S3"
-    scheme = "s3a"
+    schemes = ("s3a",)
     jars_option = "--s3"
     # Hadoop itself requires all of Amazon's SDK in one jar of 690 MB; the modules used have 13 MB.
     packages = Packages(
@@ -126,7 +139,7 @@ class S3(ObjectStore):
     )
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def from_url(cls, url: str) -> Self:
         """From `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on."""
         endpoint = _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         # Other stores have no regions, but their clients require one.
@@ -163,7 +176,7 @@ class S3(ObjectStore):
         config = S3Config(endpoint=self.endpoint or None, region=self.region or None)
         return config, _client_config(self.endpoint)
 
-    def create_filesystem(self) -> pafs.FileSystem:
+    def create_reader(self) -> pafs.FileSystem:
         """Arrow's `S3FileSystem`."""
         url = urlsplit(self.endpoint)
         return pafs.S3FileSystem(
@@ -185,14 +198,14 @@ class GoogleStorage(ObjectStore):
 
     emulator: str
     name = "Google Cloud Storage"
-    scheme = "gs"
+    schemes = ("gs",)
     jars_option = "--gs"
     packages = Packages(("com.google.cloud.bigdataoss:gcs-connector:4.0.4",), classifier="shaded")
     # An upload on condition that the object is not there.
     log_store = default_log_store = "io.delta.storage.GCSLogStore"
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def from_url(cls, url: str) -> Self:
         """From `STORAGE_EMULATOR_HOST`, as Google's own clients."""
         emulator = _first_variable("STORAGE_EMULATOR_HOST")
         return cls(emulator if "://" in emulator or not emulator else f"http://{emulator}")
@@ -220,7 +233,7 @@ class GoogleStorage(ObjectStore):
         key = json.dumps(anonymous_key) if self.emulator else None
         return GcsConfig(service_account_key=key), _client_config(self.emulator)
 
-    def create_filesystem(self) -> pafs.FileSystem:
+    def create_reader(self) -> pafs.FileSystem:
         """Arrow's `GcsFileSystem`."""
         url = urlsplit(self.emulator)
         return pafs.GcsFileSystem(
@@ -230,18 +243,173 @@ class GoogleStorage(ObjectStore):
         )
 
 
+_AZURE_KEY = "AZURE_STORAGE_ACCOUNT_KEY"
+_AZURE_TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2"
+
+
+class _BytesWriter:
+    """A stream of delta-rs, which takes bytes alone, for the buffers of Arrow."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, buffer: pa.Buffer) -> int:
+        """Write a buffer."""
+        return int(self._stream.write(bytes(buffer)))
+
+
+class _FlatHandler(DeltaStorageHandler):
+    """delta-rs's file system for a container without a hierarchical namespace.
+
+    Hadoop marks a folder with an empty blob of the folder's name, which Arrow takes for a file.
+    """
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        """List files and folders, without the marks of the folders."""
+        infos = super().get_file_info_selector(selector)
+        folders = {info.path for info in infos if info.type == pafs.FileType.Directory}
+        return [info for info in infos if not info.is_file or info.path not in folders]
+
+    def open_output_stream(self, path: str, metadata: Any = None) -> pa.PythonFile:
+        """Open a file that appears as a whole when it is closed."""
+        return pa.PythonFile(_BytesWriter(self._handler.open_output_stream(path, metadata)))
+
+    def delete_dir(self, path: str) -> None:
+        """Delete the files of a folder and its mark."""
+        super().delete_dir(path)
+        with suppress(FileNotFoundError):
+            super().delete_file(path)
+
+
+@dataclass(frozen=True)
+class AzureStorage(ObjectStore):
+    """A container of an Azure storage account.
+
+    Attributes:
+        container: its name.
+        host: that of the account; the blob service's if it has no hierarchical namespace.
+        endpoint: URL of an emulator's account, which has none; empty for Azure's.
+        has_key: whether the account's key is in the environment.
+    """
+
+    container: str
+    host: str
+    endpoint: str
+    has_key: bool
+    name = "Azure"
+    schemes = ("abfss", "abfs")
+    jars_option = "--azure"
+    packages = Packages(
+        ("org.apache.hadoop:hadoop-azure:3.5.0",),
+        "org.apache.hadoop.thirdparty:*,com.*:*,org.wildfly*:*,org.apache.httpcomponents*:*,"
+        "org.eclipse*:*,org.codehaus*:*,commons*:*,org.slf4j:*",
+    )
+    # A rename that overwrites nothing: on the blob service, a copy on condition.
+    log_store = default_log_store = "io.delta.storage.AzureLogStore"
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """From the URL, `AZURE_STORAGE_ENDPOINT` and `AZURE_STORAGE_ACCOUNT_KEY`."""
+        parts = urlsplit(url)
+        endpoint, key = map(_first_variable, ("AZURE_STORAGE_ENDPOINT", _AZURE_KEY))
+        return cls(parts.username or "", parts.hostname or "", endpoint, bool(key))
+
+    @classmethod
+    def path_of(cls, url: str) -> str:
+        """The path in the container."""
+        return url.partition("://")[2].partition("/")[2]
+
+    @property
+    def _account(self) -> str:
+        return self.host.partition(".")[0]
+
+    def hadoop_conf(self) -> dict[str, str]:
+        """Settings of ABFS. By the host, it speaks to the blob service or to that of data lakes."""
+        emulator = {
+            "fs.azure.abfs.endpoint": urlsplit(self.endpoint).netloc,
+            "fs.azure.fns.account.service.type": "BLOB",
+            # It cannot be asked whether it has a hierarchical namespace.
+            "fs.azure.account.hns.enabled": "false",
+        }
+        return {
+            **(emulator if self.endpoint else {}),
+            # The TLS and the HTTP client of Java; others need more jars, or do nothing but TLS.
+            "fs.azure.ssl.channel.mode": "Default_JSSE",
+            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+            "fs.azure.always.use.https": str(not _is_plain(self.endpoint)).lower(),
+            **(self._key_conf() if self.has_key else self._oauth_conf()),
+        }
+
+    def _key_conf(self) -> dict[str, str]:
+        # Hadoop reads the variable where it needs the key: no setting has it.
+        key = f"${{env.{_AZURE_KEY}}}"
+        return {"fs.azure.account.auth.type": "SharedKey", "fs.azure.account.key": key}
+
+    def _oauth_conf(self) -> dict[str, str]:
+        """The token of a workload, a service principal or the machine, by Azure's variables."""
+        tenant, token_file = map(_first_variable, ("AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"))
+        host = _first_variable("AZURE_AUTHORITY_HOST") or "https://login.microsoftonline.com/"
+        options = {"client.id": _first_variable("AZURE_CLIENT_ID")}
+        if token_file:
+            provider = "WorkloadIdentityTokenProvider"
+            options |= {"token.file": token_file, "msi.tenant": tenant, "msi.authority": host}
+        elif _first_variable("AZURE_CLIENT_SECRET"):
+            provider = "ClientCredsTokenProvider"
+            endpoint = f"{host.rstrip('/')}/{tenant}/oauth2/token"
+            options |= {"client.secret": "${env.AZURE_CLIENT_SECRET}", "client.endpoint": endpoint}
+        else:
+            provider = "MsiTokenProvider"
+        return {
+            "fs.azure.account.auth.type": "OAuth",
+            "fs.azure.account.oauth.provider.type": f"{_AZURE_TOKENS}.{provider}",
+            **{f"fs.azure.account.oauth2.{name}": value for name, value in options.items()},
+        }
+
+    def delta_rs_config(self) -> tuple[AzureConfig, ClientConfig]:
+        """The account; delta-rs reads Azure's variables itself."""
+        return AzureConfig(account_name=self._account), _client_config(self.endpoint)
+
+    def create_reader(self) -> pafs.FileSystem:
+        """The container in Arrow's `AzureFileSystem`."""
+        url = urlsplit(self.endpoint)
+        location = {
+            "blob_storage_authority": url.netloc,
+            "blob_storage_scheme": url.scheme,
+            "dfs_storage_authority": url.netloc,
+            "dfs_storage_scheme": url.scheme,
+        }
+        account = pafs.AzureFileSystem(
+            self._account,
+            account_key=_first_variable(_AZURE_KEY) or None,
+            **{name: value for name, value in location.items() if value},
+        )
+        return pafs.SubTreeFileSystem(self.container, account)
+
+    def create_filesystem(self) -> pafs.FileSystem:
+        """Arrow's; without a hierarchical namespace, delta-rs's."""
+        if ".blob." not in self.host and not self.endpoint:
+            return self.create_reader()
+        location, client = self.delta_rs_config()
+        url = f"abfss://{self.container}@{self.host}"
+        return pafs.PyFileSystem(_FlatHandler(url, {**location.str_dict(), **client.str_dict()}))
+
+
 #: All kinds of object stores.
-STORES: tuple[type[ObjectStore], ...] = (S3, GoogleStorage)
+STORES: tuple[type[ObjectStore], ...] = (S3, GoogleStorage, AzureStorage)
 
 
 def _store_type(url: str) -> type[ObjectStore] | None:
-    return next((store for store in STORES if url.startswith(f"{store.scheme}://")), None)
+    scheme, separator, _ = url.partition("://")
+    return next((store for store in STORES if separator and scheme in store.schemes), None)
 
 
 def store_of(url: str) -> ObjectStore | None:
     """The object store of a folder; None if it is a local one."""
     store = _store_type(url)
-    return store.from_environment() if store else None
+    return store.from_url(url) if store else None
 
 
 def store_types(urls: Iterable[str]) -> list[type[ObjectStore]]:
@@ -251,7 +419,7 @@ def store_types(urls: Iterable[str]) -> list[type[ObjectStore]]:
 
 def configured_store_types(config: Mapping[str, Any]) -> list[type[ObjectStore]]:
     """The kinds of object stores that a configuration of Spark is for."""
-    return [store for store in STORES if store.log_store_setting() in config]
+    return [store for store in STORES if not {*store.log_store_settings()}.isdisjoint(config)]
 
 
 def _first_variable(*names: str) -> str:

@@ -57,7 +57,7 @@ VALUES = {
     "CHECK_INDEPENDENCE": "false",
 }
 #: Spelled like variables, in modules that compute the name of one.
-OTHER_WORDS = {"APPLICATION_DEFAULT", "TIMESTAMP_MICROS"}
+OTHER_WORDS = {"APPLICATION_DEFAULT", "JDK_HTTP_URL_CONNECTION", "TIMESTAMP_MICROS"}
 
 
 def test_settings(snapshot):

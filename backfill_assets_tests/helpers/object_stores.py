@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.fs as pafs
+
 from backfill_assets_tests.helpers.process_kills import wait_for
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "backfill_assets")
@@ -44,7 +46,7 @@ class Emulator:
     """A server that keeps its objects in memory.
 
     Attributes:
-        url: of its bucket.
+        url: of its bucket or container.
         environment: what a client's environment is to have.
         log: its requests.
     """
@@ -60,7 +62,13 @@ class Emulator:
 
 
 GCS_PROGRAM = find_program("", "gcs-server-*/gcs-server")
-MISSING = "there is no Google Cloud Storage here: make gcs-server builds one"
+AZURE_PROGRAM = shutil.which("node") and find_program(
+    "azurite-blob", "azurite-*/node_modules/.bin/azurite-blob"
+)
+MISSING = "there is no such store here: make gcs-server azure-server gets them"
+#: The account of every Azurite.
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @contextmanager
@@ -70,6 +78,32 @@ def gcs_server(folder: Path) -> Iterator[Emulator]:
     environment = {"STORAGE_EMULATOR_HOST": f"http://{address}"}
     with run_server([GCS_PROGRAM, address, BUCKET], address, folder / "gcs.log") as log:
         yield Emulator(f"gs://{BUCKET}", environment, log)
+
+
+@contextmanager
+def azure_server(folder: Path) -> Iterator[Emulator]:
+    """Azure's blob service on a free port, until the end."""
+    address = f"127.0.0.1:{(port := free_port())}"
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    command = [AZURE_PROGRAM, "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
+    environment = {
+        "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
+        "AZURE_STORAGE_ENDPOINT": f"http://{address}/{_ACCOUNT}",
+    }
+    with run_server(command, address, folder / "azure.log") as log:
+        azure_account(address).create_dir(BUCKET)
+        yield Emulator(f"abfs://{BUCKET}@{_ACCOUNT}.dfs.core.windows.net", environment, log)
+
+
+def azure_account(address: str) -> pafs.AzureFileSystem:
+    """Arrow's file system for all containers of an Azurite."""
+    location = dict.fromkeys(("blob_storage_authority", "dfs_storage_authority"), address)
+    schemes = dict.fromkeys(("blob_storage_scheme", "dfs_storage_scheme"), "http")
+    return pafs.AzureFileSystem(_ACCOUNT, account_key=_KEY, **location, **schemes)
+
+
+#: By store, the program of its emulator and what runs it.
+EMULATORS = {"google": (GCS_PROGRAM, gcs_server), "azure": (AZURE_PROGRAM, azure_server)}
 
 
 @contextmanager

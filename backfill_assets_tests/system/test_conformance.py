@@ -97,9 +97,12 @@ def test_a_life_on_s3(expected, tmp_path):
 
 
 @outermost
-@pytest.mark.skipif(not object_stores.GCS_PROGRAM, reason=object_stores.MISSING)
-def test_a_life_on_google_cloud_storage(expected, tmp_path):
-    with object_stores.gcs_server(tmp_path) as server:
+@pytest.mark.parametrize("store", object_stores.EMULATORS)
+def test_a_life_in_an_emulator(store, expected, tmp_path):
+    program, run_emulator = object_stores.EMULATORS[store]
+    if not program:
+        pytest.skip(object_stores.MISSING)
+    with run_emulator(tmp_path) as server:
         variables = {**server.environment, **object_stores.place(tmp_path, server.url)}
         assert run_life(tmp_path, tmp_path / "inner", **variables) == expected
         assert server.has_written("inner")

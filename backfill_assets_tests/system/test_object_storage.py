@@ -14,9 +14,11 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
@@ -27,7 +29,7 @@ from backfill_assets.landing.listing import HOUR_FOLDERS, folder_name, list_land
 from backfill_assets.landing.samples import sample_values
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.filesystems import folder_filesystem, open_store
+from backfill_assets.spark.filesystems import delete_folder, folder_filesystem, open_store
 from backfill_assets.spark.jars import fetch_store_jars
 from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import LASTING, SMALL
@@ -60,7 +62,7 @@ pytestmark = [
 #: By name, the program of a store and what runs it.
 STORES: dict[str, tuple[str, Callable[[Path], AbstractContextManager[S3Server | Emulator]]]] = {
     "s3": (PROGRAM, s3_server),
-    "google": (object_stores.GCS_PROGRAM, object_stores.gcs_server),
+    **object_stores.EMULATORS,
 }
 
 
@@ -192,6 +194,42 @@ def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
             assert len(folder.unknown_files) == 25
 
 
+@pytest.mark.skipif(not object_stores.AZURE_PROGRAM, reason=object_stores.MISSING)
+def test_marks_of_folders_on_azure_are_no_files(tmp_path, monkeypatch):
+    """Of Hadoop's ABFS: an empty blob with the name of the folder."""
+    with object_stores.azure_server(tmp_path) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        account = object_stores.azure_account(
+            urlsplit(store.environment["AZURE_STORAGE_ENDPOINT"]).netloc
+        )
+
+        def write(name: str, **metadata: str) -> None:
+            with account.open_output_stream(f"{BUCKET}/{name}", metadata=metadata):
+                pass
+
+        for folder in ("w", "w/t", "w/t/day=1"):
+            write(folder, hdi_isfolder="true")
+        odd_file = "w/t/day=1/a b%20[1]+é#.jsonl"
+        for file in ("w/t/empty", odd_file):
+            write(file)
+        filesystem, path = open_store(f"{store.url}/w/t")
+        assert filesystem.get_file_info(path).type == pafs.FileType.Directory
+        infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        files = {info.path for info in infos if info.is_file}
+        assert files == {"w/t/empty", odd_file}
+        assert {info.path for info in infos} - files == {"w/t/day=1"}
+        assert len(infos) == 3
+        with filesystem.open_output_stream(odd_file) as stream:
+            stream.write(b"{}")
+        filesystem.move(odd_file, f"{path}/moved.jsonl")
+        with folder_filesystem(f"{store.url}/w").open_input_stream("t/moved.jsonl") as stream:
+            assert stream.read() == b"{}"
+        delete_folder(filesystem, path)
+        remaining = account.get_file_info(pafs.FileSelector(BUCKET, recursive=True))
+        assert [info.path for info in remaining] == [f"{BUCKET}/w"]
+
+
 def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
@@ -232,7 +270,7 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
             check=False,
         )
     message = result.stderr.splitlines()[-1]
-    assert f"{S3.log_store_setting()} must be" in message
+    assert f"{S3.log_store_settings()[0]} must be" in message
     assert message.startswith("backfill_assets.spark.jars.EngineError: the Spark Connect server at")
     assert message.endswith("nothing was written.")
 
@@ -252,6 +290,7 @@ lines = jvm.java.util.ArrayList()
 lines.add(line)
 store = reduce(getattr, store_of(url).log_store.split("."), jvm)(conf)
 path = jvm.org.apache.hadoop.fs.Path(f"{url}/_delta_log/1.json")
+path.getFileSystem(conf).mkdirs(path.getParent())
 for overwrite in (False, False, True):
     try:
         store.write(path, lines.iterator(), overwrite, conf)
@@ -265,7 +304,6 @@ for overwrite in (False, False, True):
 def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
     filesystem, root = open_store(f"{bucket}/w/_delta_log")
-    filesystem.create_dir(root, recursive=True)
 
     def read_commit() -> bytes:
         with filesystem.open_input_stream(f"{root}/1.json") as stream:
