@@ -421,7 +421,7 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 1)) for n in range(LIVES)]
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 0)) for n in range(LIVES)]
 )
 def test_no_record_and_no_state_claims_what_is_not_so(engine, spark, tmp_path, monkeypatch, seed):
     life = Life(engine, tmp_path, seed, monkeypatch)
