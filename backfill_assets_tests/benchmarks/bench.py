@@ -167,7 +167,6 @@ def main() -> None:
                         arguments.customers,
                     )
                 )
-                shutil.rmtree(root / name, ignore_errors=True)
     finally:
         print_results()
         shutil.rmtree(root, ignore_errors=True)

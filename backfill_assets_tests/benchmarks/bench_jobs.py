@@ -27,6 +27,7 @@ from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline
 
 #: What the job by hand has: the tables that a first version would.
 THREE = ("raw_orders", "stg_orders", "fact_daily_orders")
+_instances: list[dg.DagsterInstance] = []
 
 
 def instance_at(home: Path, *, is_quiet: bool = False) -> dg.DagsterInstance:
@@ -46,6 +47,8 @@ class Deployed(Pipeline):
         super().__init__(engine, root, **how)
         self.engine = engine
         self.instance = instance_at(root / "home", is_quiet=True)
+        # SQLite's connections belong to the threads of runs: collected elsewhere, they complain.
+        _instances.append(self.instance)
 
     def run_in_threads(self, first: date, last: date, tables: Sequence[str]) -> None:
         """A run of these days with the project's executor, as a deployment has it.
@@ -119,7 +122,7 @@ def run_child(
                     print(f"  {line}", end="", flush=True)
         if process.returncode:
             log.seek(0)
-            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read()[-4000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read()[-20_000:]}")
     values: dict[str, Any] = json.loads(line)
     return values
 
