@@ -27,7 +27,6 @@ from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline
 
 #: What the job by hand has: the tables that a first version would.
 THREE = ("raw_orders", "stg_orders", "fact_daily_orders")
-_instances: list[dg.DagsterInstance] = []
 
 
 def instance_at(home: Path, *, is_quiet: bool = False) -> dg.DagsterInstance:
@@ -47,8 +46,6 @@ class Deployed(Pipeline):
         super().__init__(engine, root, **how)
         self.engine = engine
         self.instance = instance_at(root / "home", is_quiet=True)
-        # SQLite's connections belong to the threads of runs: collected elsewhere, they complain.
-        _instances.append(self.instance)
 
     def run_in_threads(self, first: date, last: date, tables: Sequence[str]) -> None:
         """A run of these days with the project's executor, as a deployment has it.
