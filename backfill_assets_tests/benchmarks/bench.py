@@ -151,6 +151,8 @@ def main() -> None:
     """Run the parts, and print the table of their results, also if one of them fails."""
     arguments = parse_arguments(Path(tempfile.gettempdir()))
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
+    # Connections of threads that have ended are collected in others, which SQLite refuses.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL + 1)
     root = Path(tempfile.mkdtemp(prefix="bench-"))
     engine = Engine.from_settings(load_settings(spark_conf=SPARK))
     try:
@@ -169,7 +171,6 @@ def main() -> None:
                         arguments.customers,
                     )
                 )
-                shutil.rmtree(root / name, ignore_errors=True)
     finally:
         print_results()
         shutil.rmtree(root, ignore_errors=True)

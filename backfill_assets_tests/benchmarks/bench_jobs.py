@@ -119,7 +119,7 @@ def run_child(
                     print(f"  {line}", end="", flush=True)
         if process.returncode:
             log.seek(0)
-            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read()[-4000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read()[-20_000:]}")
     values: dict[str, Any] = json.loads(line)
     return values
 
