@@ -498,7 +498,7 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     after = manager.ledger(FACT)
     assert after.version > before.version
     rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
-    files = writer.write_rows(rows, [day(1), day(2)], rebalance=False)
+    files = writer.write_rows(rows, [day(1), day(2)], None, rebalance=False)
     assert writer.commit(files, [day(1)], metadata, before) is None
     assert writer.commit(files, [day(1)], metadata, after) is not None
     assert writer.commit(files, [day(2)], metadata, after) is None

@@ -513,6 +513,6 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     # And a commit still does not come about if another of ours came after the ledger was read.
     writer = Writer(lambda: spark, str(url), FACT)
     late_rows = fact_rows(spark, [(1, "late", 1)])
-    files = writer.write_rows(late_rows, [day(1)], rebalance=False)
+    files = writer.write_rows(late_rows, [day(1)], None, rebalance=False)
     assert writer.commit(files, [day(1)], {**RECORD, "audit": {}}, before) is None
     assert read_content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}

@@ -106,6 +106,7 @@ def test_days_that_were_published_as_they_were_to_be(instance):
     (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
     assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
     report_materialization(instance, id_, FACT, 2)
+    report_materialization(instance, store_run(instance, 1, 2, [FACT]), FACT, 2)  # again, since
     result = find_requested(instance, "backfill", ledger(FACT, old))
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 

@@ -182,12 +182,12 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
-            stored = state_store.find_backfill(context.instance, id_)
-            backfill_state = stored.state
-            # A retry of this run, whose process was lost, launches no second backfill.
-            not_launched = state_store.BackfillStatus.NOT_LAUNCHED
-            must_launch = not is_retry(context.run) or stored.status is not_launched
-            if backfill_state is None or must_launch:
+            backfill_state = None
+            if is_retry(context.run):  # of a lost process: it launches no second backfill
+                stored = state_store.find_backfill(context.instance, id_)
+                if stored.status is not state_store.BackfillStatus.NOT_LAUNCHED:
+                    backfill_state = stored.state
+            if backfill_state is None:
                 if not config.plan:
                     request = config.to_request()
                     create_plan(deployment, graph, context.instance, code, request, id_)

@@ -30,7 +30,6 @@ from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.publish.io_manager import latest_materializations
 from backfill_assets.report import Report
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
@@ -79,21 +78,24 @@ def requested_days(
     days = _days_by_table(backfill.launches, dagster_runs, ledgers)
     for table, forecast in backfill.plan.tables.items() if backfill.plan else ():
         days.setdefault(table, set()).update(forecast.days_to_compute)
-    succeeded = _days_by_table(
-        [x for x in backfill.launches if x.status is internals.BulkActionStatus.COMPLETED_SUCCESS],
+    success = internals.BulkActionStatus.COMPLETED_SUCCESS
+    successful_days = _days_by_table(
+        [launch for launch in backfill.launches if launch.status is success],
         [run for run in dagster_runs if run.status is dg.DagsterRunStatus.SUCCESS],
         ledgers,
     )
-    run_ids = {run.run_id for run in dagster_runs}
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
         others = _days_by_others(ledger, name, start, failed)
         missing = {*days.get(table, ()), *failed} - recorded - others
-        published_before = missing & ledger.latest.keys() - failed.keys()
-        missing -= published_before & succeeded.get(table, set())
-        missing -= _days_reported(instance, table, missing & published_before, run_ids)
+        missing -= (successful_days.get(table, set()) & ledger.latest.keys()) - failed.keys()
         unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
+    if any(not error for error in unpublished.values()):
+        reported = _days_reported(instance, dagster_runs)
+        unpublished = {
+            key: error for key, error in unpublished.items() if error or key not in reported
+        }
     last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
     tags = last_run.dagster_run.tags if last_run else {}
     return RequestedDays(
@@ -135,15 +137,22 @@ def _days_by_table(
 
 
 def _days_reported(
-    instance: dg.DagsterInstance, table: str, days: Iterable[date], run_ids: Collection[str]
-) -> set[date]:
-    """The days of a table whose latest materialization in Dagster is of one of these runs.
+    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]
+) -> set[tuple[str, date]]:
+    """The days of tables that runs which did not succeed published, or found as published.
 
-    Another run may pass over a day that this one was to compute: one on hold, or with a file that
-    it does not accept.
+    Another run's event is no proof: it may pass over a day that these were to compute, as one on
+    hold, or with a file that it does not accept.
     """
-    latest = latest_materializations(instance, table, days)
-    return {day for day, event in latest.items() if event.run_id in run_ids}
+    return {
+        (event.asset_key.path[-1], date.fromisoformat(event.partition))
+        for run in runs
+        if run.status is not dg.DagsterRunStatus.SUCCESS
+        for entry in instance.all_logs(
+            run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+        )
+        if (event := entry.get_dagster_event()).asset_key and event.partition
+    }
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:

@@ -18,6 +18,7 @@ _PLAN_KEY = "backfill_assets/plan/{}"
 ACTIVE = "backfill_assets_plans_under_way"
 #: Ids of all plans, oldest first, as Dagster's storage cannot list its keys.
 _PLAN_IDS = "backfill_assets_plans"
+#: Characters of an id of a run in Dagster.
 _RUN_ID_LENGTH = 36
 
 

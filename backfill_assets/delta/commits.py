@@ -116,7 +116,7 @@ class Writer:
         return read_ledger(self.url, self.table)
 
     def write_rows(
-        self, frame: DataFrame, days: Sequence[date], audited_digest: str = "", *, rebalance: bool
+        self, frame: DataFrame, days: Sequence[date], audited_digest: str | None, *, rebalance: bool
     ) -> data_files.DataFiles:
         """Write rows of the days as data files that no commit names yet, see `commit`.
 
@@ -125,7 +125,7 @@ class Writer:
         Args:
             frame: the rows.
             days: the days.
-            audited_digest: the digest that the written rows must have; any if empty.
+            audited_digest: the digest that the written rows must have; None for any.
             rebalance: whether the rows of a day are in many Spark partitions.
 
         Raises:
@@ -150,7 +150,7 @@ class Writer:
             raise self._to_publish_error(days, error) from error
         except (OSError, pa.ArrowException) as error:
             raise self._to_publish_error(days, error) from error
-        if audited_digest and digest != audited_digest:
+        if audited_digest is not None and digest != audited_digest:
             self.remove_files(file for day_files in files.values() for file in day_files)
             raise PublishError(
                 f"{self.table.name} [{partitions.format_ranges(days)}]: the rows that were written "

@@ -373,7 +373,7 @@ def _rewrite_days(
         frame = table.with_current_columns(
             rows.where(any_window_condition(to_windows(days), table.partition))
         )
-        files = writer.write_rows(frame, days, rebalance=True)
+        files = writer.write_rows(frame, days, None, rebalance=True)
         staged.files |= files
         staged.source_files |= {day: frozenset(source_files[day]) for day in days}
         staged.measured |= _verify_rewrite(writer, frame, files, days, ledger)

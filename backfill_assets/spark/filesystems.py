@@ -24,7 +24,7 @@ def open_store(url: str) -> tuple[pafs.FileSystem, str]:
 @cache
 def _store_filesystem(store: ObjectStore) -> pafs.FileSystem:
     """The filesystem of a store, once for each process."""
-    return store.create_filesystem()
+    return store.create_writer() or _store_reader(store)
 
 
 @cache

@@ -73,9 +73,9 @@ class ObjectStore(ABC):
     def create_reader(self) -> pafs.FileSystem:
         """A file system of Arrow's own, which reads files in threads of Arrow."""
 
-    def create_filesystem(self) -> pafs.FileSystem:
-        """A file system that also lists, writes, moves and deletes."""
-        return self.create_reader()
+    def create_writer(self) -> pafs.FileSystem | None:
+        """A file system that also lists, writes, moves and deletes; None if the reader does."""
+        return None
 
     @classmethod
     def path_of(cls, url: str) -> str:
@@ -388,10 +388,10 @@ class AzureStorage(ObjectStore):
         )
         return pafs.SubTreeFileSystem(self.container, account)
 
-    def create_filesystem(self) -> pafs.FileSystem:
-        """Arrow's; without a hierarchical namespace, delta-rs's."""
+    def create_writer(self) -> pafs.FileSystem | None:
+        """That of delta-rs, for an account without a hierarchical namespace."""
         if ".blob." not in self.host and not self.endpoint:
-            return self.create_reader()
+            return None
         location, client = self.delta_rs_config()
         url = f"abfss://{self.container}@{self.host}"
         return pafs.PyFileSystem(_FlatHandler(url, {**location.str_dict(), **client.str_dict()}))
