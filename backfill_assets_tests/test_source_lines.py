@@ -345,10 +345,11 @@ def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
 
 
 def test_the_patterns_of_orders() -> None:
-    assert careful_patterns(["order_id", "a.b"]) == [
-        r'"order_id"\s*:\s*(?!"|null\b|\s)',
-        r'"a\.b"\s*:\s*(?!"|null\b|\s)',
-        r"\\u",
+    whole, decimal = r"[0-9]{1,18}", r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
+    assert careful_patterns(ORDER_LINES) == [
+        rf'"order_id"\s*:\s*(?!"|null\b|\s|{whole}[ \t]*[,}}])',
+        rf'"customer_id"\s*:\s*(?!"|null\b|\s|{whole}[ \t]*[,}}])',
+        rf'"amount"\s*:\s*(?!"|null\b|\s|{decimal}[ \t]*[,}}])',
     ]
     assert number_pattern(ORDER_LINES).startswith(
         r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
