@@ -346,8 +346,8 @@ def test_a_partitioned_table_of_spark(
     def add_rows(rows: Iterable[Mapping[str, Any]]) -> None:
         frame = spark.createDataFrame([tuple(record.values()) for record in rows], columns)
         of_day = frame.selectExpr("*", "CAST(order_ts AS DATE) AS order_day")
-        of_day.createOrReplaceTempView("new_rows")
-        spark.sql(f"INSERT INTO delta.`{old}` SELECT * FROM new_rows")
+        # Not by a view, which would stay in the session of the suite.
+        spark.sql(f"INSERT INTO delta.`{old}` SELECT * FROM {{rows}}", rows=of_day)
 
     add_rows(row(f"o-{n}", 1 + n % 3) for n in range(9))
     add_rows(row(f"o-{n}", 1 + n % 3) for n in range(9, 12))
