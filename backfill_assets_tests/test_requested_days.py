@@ -111,6 +111,19 @@ def test_days_that_were_published_as_they_were_to_be(instance):
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
+def test_what_a_run_reported_and_nobody_published(instance):
+    """Of a table, the day is not there; an asset of the project's own has hours."""
+    id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
+    report_materialization(instance, id_, FACT, 1)
+    hourly = dg.AssetMaterialization("readings", partition="2024-01-01-07:00")
+    data = StepMaterializationData(hourly)
+    event = DagsterEvent("ASSET_MATERIALIZATION", "daily", event_specific_data=data)
+    instance.report_dagster_event(event, id_)
+    old = make_commit(1, [2], at=NOW - timedelta(days=1))
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01...2024-01-02] was asked for")
+
+
 def test_planned_days_of_a_stage_that_was_not_launched(instance):
     """They are missing, unless another run has published them since the plan."""
     save_plan(instance, "planplan", computed=(f"{day(1)}...{day(2)}",))

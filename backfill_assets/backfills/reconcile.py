@@ -85,17 +85,18 @@ def requested_days(
         ledgers,
     )
     unpublished: dict[tuple[str, date], str] = {}
+    published_before: set[tuple[str, date]] = set()
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
         others = _days_by_others(ledger, name, start, failed)
         missing = {*days.get(table, ()), *failed} - recorded - others
-        missing -= (successful_days.get(table, set()) & ledger.latest.keys()) - failed.keys()
+        unfailed = missing & ledger.latest.keys() - failed.keys()
+        missing -= unfailed & successful_days.get(table, set())
         unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
-    if any(not error for error in unpublished.values()):
-        reported = _days_reported(instance, dagster_runs)
-        unpublished = {
-            key: error for key, error in unpublished.items() if error or key not in reported
-        }
+        published_before |= {(table, day) for day in missing & unfailed}
+    if published_before:
+        for key in published_before & _days_reported(instance, dagster_runs, ledgers):
+            del unpublished[key]
     last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
     tags = last_run.dagster_run.tags if last_run else {}
     return RequestedDays(
@@ -137,21 +138,23 @@ def _days_by_table(
 
 
 def _days_reported(
-    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]
+    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], tables: Collection[str]
 ) -> set[tuple[str, date]]:
-    """The days of tables that runs which did not succeed published, or found as published.
+    """The days of the tables that runs which did not succeed published, or found as published.
 
     Another run's event is no proof: it may pass over a day that these were to compute, as one on
     hold, or with a file that it does not accept.
     """
     return {
-        (event.asset_key.path[-1], date.fromisoformat(event.partition))
+        (key.path[-1], date.fromisoformat(event.partition))
         for run in runs
         if run.status is not dg.DagsterRunStatus.SUCCESS
         for entry in instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
         )
-        if (event := entry.get_dagster_event()).asset_key and event.partition
+        if (key := (event := entry.get_dagster_event()).asset_key)
+        and event.partition
+        and key.path[-1] in tables
     }
 
 
