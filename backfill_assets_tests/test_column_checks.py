@@ -115,7 +115,7 @@ def test_a_line_that_breaks_a_check_is_rejected(spark):
     frame = spark.createDataFrame(lines, lines_schema(READINGS))
     reasons = {
         row["source_file"]: row["_reason"]
-        for row in read_versions(frame, READINGS, "UTC").collect()
+        for row in read_versions([frame], READINGS, "UTC").collect()
     }
     assert [reasons[str(n)] for n in range(len(LINES))] == [reason for _, reason in LINES]
 

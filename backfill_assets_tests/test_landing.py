@@ -668,7 +668,9 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
     assert any("i.parquet" in x and "more than one column is named amount" in x for x in messages)
     assert listed.broken_on(date(2024, 1, 3)) == []
     lines = Counter(
-        row[0] for row in read_lines(spark, listed, ORDER_LINES).select("source_file").collect()
+        row[0]
+        for frame in read_lines(spark, listed, ORDER_LINES)
+        for row in frame.select("source_file").collect()
     )
     rest = {"a.json": 1, "a.jsonl": 1, "c.csv": 1, "zz.jsonl": 1, "whole.parquet": 5000}
     assert lines == {

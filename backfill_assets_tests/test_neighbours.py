@@ -47,7 +47,7 @@ def test_page_views_land_by_the_hour_and_count_by_day(spark, sample: Path) -> No
     }
     assert {of: hours for of, hours in missing.items() if hours} == {day(2): {"hour=03"}}
     listed = probe_files(spark, str(sample / "landing"), PAGE_VIEWS, Window(day(1), day(5)))
-    lines = read_lines(spark, listed, PAGE_VIEWS)
+    (lines,) = read_lines(spark, listed, PAGE_VIEWS)
     views = lines.selectExpr(
         "arrival_date AS for_day", "customer_id", "CAST(viewed_at AS TIMESTAMP) AS viewed_at"
     )

@@ -479,7 +479,7 @@ def test_a_dialect_of_csv_and_local_times(spark):
     )
     records = csv_records(lines, header, source)
     assert header_columns(header, source)[:2] == ["site", "number"]
-    rows = {row["number"]: row for row in read_versions(records, source, "UTC").collect()}
+    rows = {row["number"]: row for row in read_versions([records], source, "UTC").collect()}
     assert rows.keys() == {1, 2, 3, 4, None}
     moments = {
         number: (row["began"].isoformat(sep=" "), row["sent"].isoformat(sep=" "))

@@ -395,7 +395,7 @@ def test_the_log_day_is_that_of_arrival_or_the_next(spark) -> None:
             for n, (name, arrival, order_ts, ingestion_ts, _) in enumerate(LOG_DAYS)
             if name == zone
         ]
-        read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, zone)
+        read = read_versions([spark.createDataFrame(lines, _DDL)], ORDER_LINES, zone)
         read = read.select("source_file", F.coalesce(F.col("log_date").cast("string"), "_reason"))
         frame = read if frame is None else frame.unionByName(read)
     outcomes = {int(n): outcome for n, outcome in frame.collect()}
@@ -404,7 +404,7 @@ def test_the_log_day_is_that_of_arrival_or_the_next(spark) -> None:
 
 def test_fields_and_reasons(spark) -> None:
     lines = [_landed_row("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
-    read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
+    read = read_versions([spark.createDataFrame(lines, _DDL)], ORDER_LINES, "UTC")
     # Rejected lines need no fields, accepted ones no text.
     rows = read.withColumns({name: F.col(name).cast("string") for name in FIELDS}).collect()
     for row in rows:
@@ -427,7 +427,7 @@ def test_fields_and_reasons(spark) -> None:
 
 def test_every_line_is_either_accepted_or_rejected(spark) -> None:
     lines = [_landed_row("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
-    read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
+    read = read_versions([spark.createDataFrame(lines, _DDL)], ORDER_LINES, "UTC")
     raw, rejects = accepted_rows(read, ORDER_LINES), rejected_rows(read, ORDER_LINES)
     assert raw.columns == list(RAW.columns)
     assert rejects.columns == list(REJECTED.columns)
@@ -444,4 +444,4 @@ def test_every_line_is_either_accepted_or_rejected(spark) -> None:
 def test_an_unknown_zone_is_an_error_not_utc(spark, zone: str) -> None:
     lines = spark.createDataFrame([_landed_row("2024-01-05", "a")], _DDL)
     with pytest.raises(Exception, match="Olympus"):
-        read_versions(lines, ORDER_LINES, zone).collect()
+        read_versions([lines], ORDER_LINES, zone).collect()

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +25,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.raw_rows import (
     accepted_rows,
     count_lines_by_file,
+    parse_timestamp,
     read_versions,
     rejected_rows,
 )
@@ -355,6 +357,56 @@ def test_the_patterns_of_orders() -> None:
         r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
         r'|(?:amount)"[ \t]*:[ \t]*))'
     )
+
+
+# Values of Parquet, and the moments that they are for a source of UTC and one of Berlin.
+SUMMER = datetime(2023, 7, 2, 8, tzinfo=timezone.utc)
+FIRST_YEAR = datetime(1, 7, 2, 8, tzinfo=timezone.utc)
+TIMES = {
+    "text": ("2023-07-02 08:00:00", arrow.string(), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
+    "text-offset": ("2023-07-02 08:00:00+02:00", arrow.string(), "2023-07-02 06:00:00", "2023-07-02 06:00:00"),
+    "local": (SUMMER, arrow.timestamp("us"), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
+    "local-early": (FIRST_YEAR, arrow.timestamp("us"), "0001-07-02 08:00:00", "0001-07-02 07:06:32"),
+    "local-nanoseconds": (SUMMER, arrow.timestamp("ns"), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
+    "day": (SUMMER.date(), arrow.date32(), "2023-07-02 00:00:00", "2023-07-01 22:00:00"),
+    "moment": (SUMMER, arrow.timestamp("us", "UTC"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+    "moment-of-tokyo": (SUMMER, arrow.timestamp("ms", "Asia/Tokyo"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+    "moment-early": (FIRST_YEAR, arrow.timestamp("us", "UTC"), "0001-07-02 08:00:00", "0001-07-02 08:00:00"),
+    "moment-nanoseconds": (SUMMER, arrow.timestamp("ns", "UTC"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+    "moment-int96": (SUMMER, arrow.timestamp("ns"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_moments_in_parquet_are_not_read_as_times_of_the_zone(
+    spark, tmp_path: Path, zone: str
+) -> None:
+    """Spark writes moments: as local times they would all be hours off."""
+    source = replace(VISITS, timezone=zone)
+    day_folder = tmp_path / "visits" / f"arrival_date={DAY}"
+    day_folder.mkdir(parents=True)
+    for name, (value, kind, *_) in TIMES.items():
+        rows = parquet_table("at", arrow.array([value, value], kind))
+        clicks = arrow.array(["3", "none"])
+        rows = rows.set_column(rows.column_names.index("clicks"), "clicks", clicks)
+        int96 = name.endswith("int96")
+        path = day_folder / f"{name}.parquet"
+        pq.write_table(rows, path, use_deprecated_int96_timestamps=int96)
+    files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    read = read_versions(read_lines(spark, files, source), source, "UTC")
+    # The text of a rejected row is the same moment if it lands again as a line.
+    text_time = parse_timestamp(F.get_json_object("_text", "$.at"), zone)
+    rows = read.select(
+        "source_file",
+        (F.col("_reason").isNull()).alias("is_accepted"),
+        F.when(F.col("_reason").isNull(), F.col("at")).otherwise(text_time).cast("string"),
+    ).collect()
+    moments = {(Path(file).stem, is_accepted): moment for file, is_accepted, moment in rows}
+    assert moments == {
+        (name, is_accepted): berlin if zone == "Europe/Berlin" else utc
+        for name, (_, _, utc, berlin) in TIMES.items()
+        for is_accepted in (True, False)
+    }
 
 
 class Reading(pa.DataFrameModel):

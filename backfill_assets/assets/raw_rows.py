@@ -1,11 +1,11 @@
 """Raw rows: landed lines parsed or rejected, counts by file, and rows that are retained."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, reduce
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.formats import PROBLEM, TEXT, identifier_fields
+from backfill_assets.landing.formats import PROBLEM, TEXT, identifier_fields, original_line
 from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.spark.frames import create_frame
@@ -62,10 +62,7 @@ def _parse_rare_timestamp(text: Column) -> Column:
         F.concat(to_minutes, F.lit(":00"), F.substring(text, 17, 6)),
     ).otherwise(F.translate(text, ",", "."))
     parsed = whole.try_cast("timestamp")
-    first, last = (
-        F.lit(end).cast("timestamp") for end in ("0001-01-01", "9999-12-31 23:59:59.999999")
-    )
-    return F.when(text.rlike(_TIMESTAMP), F.when(parsed.between(first, last), parsed))
+    return F.when(text.rlike(_TIMESTAMP), limit_value(parsed, T.TimestampType()))
 
 
 def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
@@ -142,6 +139,24 @@ def parse_json(text: Column) -> Column:
     return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
 
 
+def limit_value(value: Column, kind: T.DataType) -> Column:
+    """Return a value of a type; null if it is beyond what a Python value, or the type, can hold.
+
+    Spark reads such values from Parquet: years after 9999, and more digits than a decimal has.
+    """
+    match kind:
+        case T.TimestampType():
+            limits = ("0001-01-01", "9999-12-31 23:59:59.999999")
+        case T.DateType():
+            limits = ("0001-01-01", "9999-12-31")
+        case T.DecimalType():
+            most = "9" * (kind.precision - kind.scale) + "." + "9" * kind.scale
+            limits = (f"-{most}", most)
+        case _:
+            return value
+    return F.when(value.between(*(F.lit(limit).cast(kind) for limit in limits)), value)
+
+
 #: By type, except decimals and timestamps; a string that is parsed holds JSON.
 _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
     T.StringType: parse_json,
@@ -178,39 +193,54 @@ def _parse_field(source: Source, name: str, text: Column) -> Column:
     return _PARSERS[type(kind)](text)
 
 
-def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
+def read_versions(frames: Sequence[DataFrame], source: Source, timezone: str) -> DataFrame:
     """Parse landed lines: their fields and log day, or the reason of rejection.
 
-    `lines` is the result of `landing.files.read_lines`.
+    `frames` is the result of `landing.files.read_lines`.
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
         (null for an accepted line), and the source's fields in their types. A line's log day is its
         arrival day, or the next if its version time lies in that; beyond, it is rejected.
     """
+    return reduce(
+        DataFrame.unionByName, (_parse_lines(frame, source, timezone) for frame in frames)
+    )
+
+
+def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     verbatim = {*identifier_fields(source)}
+    landed_types = {field.name: field.dataType for field in lines.schema}
+    typed = {
+        name
+        for name in source.fields
+        if name not in verbatim and not isinstance(landed_types[name], T.StringType)
+    }
     frame = lines.select(
         "arrival_date",
         "source_file",
         TEXT,
         PROBLEM,
         *[
-            F.nullif(name, F.lit("")).alias(name if name in verbatim else _text_column(name))
+            (F.col(name) if name in typed else F.nullif(name, F.lit(""))).alias(
+                name if name in verbatim else _landed_column(name)
+            )
             for name in source.fields
         ],
     )
-    values = {
-        name: _parse_field(source, name, F.col(_text_column(name)))
-        for name in source.fields
-        if name not in verbatim
-    }
+    values = {}
+    for name in source.fields:
+        if name in typed:
+            values[name] = limit_value(F.col(_landed_column(name)), source.types[name])
+        elif name not in verbatim:
+            values[name] = _parse_field(source, name, F.col(_landed_column(name)))
     frame = frame.withColumns(values)
     event_time = F.col(source.event_time)
     version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
     ahead = F.datediff(version_day, "arrival_date")
     reason = F.coalesce(
         F.col(PROBLEM),
-        *_field_reasons(source, verbatim),
+        *_field_reasons(source, verbatim, typed),
         F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
@@ -221,28 +251,28 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         ).alias("log_date"),
         "arrival_date",
         "source_file",
-        F.when(F.col(REASON).isNotNull(), F.make_valid_utf8(TEXT)).alias(TEXT),
+        F.when(F.col(REASON).isNotNull(), original_line(landed_types[TEXT], source)).alias(TEXT),
         REASON,
         *source.fields,
     )
 
 
-def _text_column(name: str) -> str:
-    """Return the name of the column with a field's text."""
+def _landed_column(name: str) -> str:
+    """Return the name of the column with a field's text, or its value as it landed."""
     return f"_field_{name}"
 
 
-def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
+def _field_reasons(source: Source, verbatim: set[str], typed: set[str]) -> Iterator[Column]:
     """Yield why a line's fields are invalid, in the order of the fields."""
     for name in source.fields:
         value = F.col(name)
-        text = value if name in verbatim else F.col(_text_column(name))
+        landed = value if name in verbatim else F.col(_landed_column(name))
         null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
-        reason = F.when(text.isNull(), null)
+        reason = F.when(landed.isNull(), null)
         if name not in verbatim:
             kind = source.types[name]
-            if isinstance(kind, T.DecimalType):
-                reason = reason.when(*_surplus_decimals(name, text, value, kind))
+            if isinstance(kind, T.DecimalType) and name not in typed:
+                reason = reason.when(*_surplus_decimals(name, landed, value, kind))
             reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
         # A row that violates Delta's CHECK constraint would fail the whole run.
         for rule in sql_conditions(name, source.columns[name]).values():

@@ -1,7 +1,7 @@
-"""Landing files: checks that each can be read, counts its lines, and reads fields as text.
+"""Landing files: checks that each can be read, counts its lines, and reads their fields.
 
-`listing` lists the files, and `formats` reads each format. Here all fields are text; what they mean
-(a timestamp, money, a log day) is decided in `assets.raw_rows`.
+`listing` lists the files, and `formats` reads each format. Fields are text, or values of a Parquet
+column; what they mean (a timestamp, money, a log day) is decided in `assets.raw_rows`.
 """
 
 import json
@@ -526,15 +526,18 @@ def _count_lines(
     return {row["source_file"]: row["lines"] for row in counts}
 
 
-def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> DataFrame:
-    """Every line of the probed files, with its fields as text.
+def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> list[DataFrame]:
+    """Every line of the probed files, with its fields.
 
-    Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields of
-    the source as text, and `_problem` (why the line has no fields, or null).
+    Returns:
+        A frame of the lines of text, and one for each set of Parquet columns. Columns:
+        `arrival_date`, `source_file`, `_text` (the line, or the columns of a Parquet row), the
+        fields of the source as text (of a Parquet row some in their types), and `_problem` (why the
+        line has no fields, or null).
     """
-    frames = []
+    text_frames = []
     if json_files := _json_files(landing_files):
-        frames.append(
+        text_frames.append(
             formats.json_lines(
                 formats.text_lines(
                     spark, source, _file_urls(json_files), landing_files.limits.max_line
@@ -543,7 +546,7 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
             )
         )
     for header, files in _files_by_header(landing_files).items():
-        frames.append(
+        text_frames.append(
             formats.csv_records(
                 formats.text_lines(
                     spark, source, _file_urls(files), landing_files.limits.max_line, header
@@ -552,12 +555,12 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
                 source,
             )
         )
-    for columns, files in _files_by_columns(landing_files).items():
-        frames.append(
-            formats.parquet_fields(
-                formats.parquet_rows(spark, _file_urls(files), columns), columns, source
-            )
+    parquet_frames = [
+        formats.parquet_fields(
+            formats.parquet_rows(spark, _file_urls(files), columns), columns, source
         )
-    if not frames:
-        return create_frame(spark, formats.lines_schema(source))
-    return _union_all(frames)
+        for columns, files in _files_by_columns(landing_files).items()
+    ]
+    if not text_frames and not parquet_frames:
+        return [create_frame(spark, formats.lines_schema(source))]
+    return [*([_union_all(text_frames)] if text_frames else []), *parquet_frames]

@@ -1,4 +1,4 @@
-"""The file formats of the landing: JSON lines, CSV and Parquet, read as fields of text."""
+"""The file formats of the landing: the fields of JSON lines, CSV records and Parquet rows."""
 
 import csv
 import re
@@ -22,13 +22,13 @@ from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
 BYTE_ORDER_MARK = "\ufeff"
-#: Columns with the original line (a Parquet row as JSON), and why it has no fields. No field can
-#: have these names.
+#: Columns with the original line (of a Parquet row, its columns), and why it has no fields. No
+#: field can have these names.
 TEXT, PROBLEM = "_text", "_problem"
 
 
 def lines_schema(source: Source) -> T.StructType:
-    """The schema that the readers return: origin and text of a line, its fields, its problem."""
+    """The schema of lines of text: origin and text of a line, its fields as text, its problem."""
     texts = ("source_file", TEXT, *source.fields, PROBLEM)
     return T.StructType(
         [
@@ -422,8 +422,8 @@ class ParquetColumns:
     float, a time, a name in two spellings) fails every file of the run.
 
     Attributes:
-        types: the columns that Spark can read, with their types.
-        nanoseconds: the columns that are timestamps in nanoseconds.
+        types: the columns that Spark can read, and what their values are.
+        nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
         unreadable: fields of the source that cannot be read, with their types.
     """
 
@@ -433,8 +433,13 @@ class ParquetColumns:
 
     @property
     def spark_schema(self) -> T.StructType:
-        """The columns for Spark's reader."""
-        return T.StructType([T.StructField(name, kind) for name, kind in self.types])
+        """The columns for Spark's reader (see `spark.sql.legacy.parquet.nanosAsLong`)."""
+        return T.StructType(
+            [
+                T.StructField(name, T.LongType() if name in self.nanoseconds else kind)
+                for name, kind in self.types
+            ]
+        )
 
 
 def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
@@ -455,29 +460,25 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
             if name in source.fields:
                 raise LandingError(f"more than one column is named {name}")
             continue
-        spark_type = _spark_type(kind, name in int96)
+        spark_type = T.TimestampType() if name in int96 else _spark_type(kind)
         if spark_type is None and name in json_fields(source):
             spark_type = _nested_type(kind)
         if spark_type is not None:
             types[name] = spark_type
-            if isinstance(spark_type, T.LongType) and pa.types.is_timestamp(kind):
+            if _is_nanoseconds(kind) and name not in int96:
                 nanoseconds.add(name)
         elif name in source.fields:
             unreadable[name] = str(kind)
     return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
 
 
-def _spark_type(kind: pa.DataType, int96: bool = False) -> T.DataType | None:
-    """The type that Spark reads a Parquet column as; None for nested and unsupported types."""
+def _spark_type(kind: pa.DataType) -> T.DataType | None:
+    """The type of the values of a Parquet column; None for nested and unsupported types."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_decimal(kind) and kind.precision <= 38:
         return T.DecimalType(kind.precision, kind.scale)
     if pa.types.is_timestamp(kind):
-        if int96:
-            return T.TimestampType()
-        if kind.unit == "ns":  # as integers (see `spark.sql.legacy.parquet.nanosAsLong`)
-            return T.LongType()
         return T.TimestampType() if kind.tz else T.TimestampNTZType()
     return _SPARK_TYPES.get(kind)
 
@@ -498,8 +499,11 @@ def _nested_type(kind: pa.DataType) -> T.DataType | None:
         key, part = _spark_type(kind.key_type), _nested_type(kind.item_type)
         return T.MapType(key, part) if isinstance(key, T.StringType) and part is not None else None
     # Nested nanoseconds would be integers in the JSON.
-    nanos = pa.types.is_timestamp(kind) and kind.unit == "ns"
-    return None if nanos else _spark_type(kind)
+    return None if _is_nanoseconds(kind) else _spark_type(kind)
+
+
+def _is_nanoseconds(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.unit == "ns"
 
 
 def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
@@ -519,23 +523,55 @@ def decoding_hash(columns: ParquetColumns) -> Column:
 
 
 def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
-    """The fields of Parquet rows, as text that parses to the same values."""
-    texts = {name: _text_column(columns, name, kind) for name, kind in columns.types}
+    """The fields of Parquet rows, and all columns as `TEXT`: a struct, see `original_line`.
+
+    A field is text that parses to the same value, or has its type if the column's values fit it.
+    """
+    values = {name: _parquet_value(columns, name, kind) for name, kind in columns.types}
     problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
     all_problems = [*problems, *_identifier_column_problems(columns, source)]
+    types = dict(columns.types)
+
+    def field_column(name: str) -> Column:
+        if name not in values:
+            return missing_field(name)
+        value, kind = values[name], source.types[name]
+        if _fits_type(types[name], kind, source.timezone):
+            return value.cast(kind).alias(name)
+        return _value_text(value, types[name]).alias(name)
+
     return rows.select(
         *origin_columns(source),
-        F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias(TEXT)
-        if texts
+        F.struct(*[value.alias(name) for name, value in values.items()]).alias(TEXT)
+        if values
         else F.lit("{}").alias(TEXT),
-        *[
-            texts[name].alias(name) if name in texts else missing_field(name)
-            for name in source.fields
-        ],
+        *map(field_column, source.fields),
         (
             F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
         ).alias(PROBLEM),
     )
+
+
+def _parquet_value(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+    """The values of a column; a number of nanoseconds as a timestamp."""
+    column = F.col(quote_name(name))
+    if name not in columns.nanoseconds:
+        return column
+    # Floor, also before 1970.
+    micros = F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long")
+    return F.timestamp_micros(micros).cast(kind)
+
+
+def _fits_type(kind: T.DataType, field_type: T.DataType, timezone: str) -> bool:
+    """Whether a cast to the type of a field keeps each value of a column."""
+    if isinstance(field_type, T.DecimalType) and isinstance(kind, T.DecimalType):
+        whole_digits = field_type.precision - field_type.scale
+        return kind.scale <= field_type.scale and kind.precision - kind.scale <= whole_digits
+    if isinstance(field_type, T.LongType):
+        return isinstance(kind, T.IntegralType)
+    if isinstance(kind, T.TimestampNTZType):
+        return isinstance(field_type, T.TimestampType) and timezone == "UTC"
+    return kind == field_type and not isinstance(field_type, T.StringType)
 
 
 def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
@@ -543,22 +579,32 @@ def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list
     problems = []
     for name, kind in columns.types:
         whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
-        fine = whole and name not in columns.nanoseconds
-        if name in identifier_fields(source) and not (fine or isinstance(kind, T.StringType)):
+        if name in identifier_fields(source) and not (whole or isinstance(kind, T.StringType)):
             text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
             problems.append(F.when(F.col(quote_name(name)).isNotNull(), text))
     return problems
 
 
-def _text_column(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
-    """A Parquet column as text: nested values as JSON, a number of nanoseconds as a timestamp."""
-    column = F.col(quote_name(name))
-    if _is_nested(kind):
-        return _json_column(column)
-    if name in columns.nanoseconds:
-        # Floor, also before 1970.
-        column = F.timestamp_micros(F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long"))
-    return column.cast("string")
+def original_line(kind: T.DataType, source: Source) -> Column:
+    """The column `TEXT` as text: a line as it landed, a Parquet row as JSON.
+
+    Times that are moments get an offset if the source's times without one are not of UTC.
+    """
+    if not isinstance(kind, T.StructType):
+        return F.make_valid_utf8(TEXT)
+    texts = []
+    for field in kind:
+        value = F.col(TEXT)[field.name]
+        text = _value_text(value, field.dataType)
+        if isinstance(field.dataType, T.TimestampType) and source.timezone != "UTC":
+            text = F.concat(text, F.lit("Z"))
+        texts.append(text.alias(field.name))
+    return F.make_valid_utf8(F.to_json(F.struct(*texts)))
+
+
+def _value_text(value: Column, kind: T.DataType) -> Column:
+    """A value as text; a nested one as JSON."""
+    return _json_column(value) if _is_nested(kind) else value.cast("string")
 
 
 def _is_nested(kind: T.DataType) -> bool:

@@ -336,8 +336,9 @@ class Source:
             A day without some of them is published with a warning that names them.
         named: names of its assets by role, if they differ from those derived from `name`.
         delimiter: the character between the fields of its CSV files.
-        timezone: IANA name of the zone of times that have no offset, in files of any format. Of two
-            moments with the same local time, when a clock is set back, the earlier one is taken.
+        timezone: IANA name of the zone of times that have no offset, in files of any format.
+            Timestamps of Parquet that are adjusted to UTC, and INT96, have one. Of two moments with
+            the same local time, when a clock is set back, the earlier one is taken.
         declared_in: the module that declares it; the calling module, if not given.
 
     Raises:
