@@ -270,7 +270,11 @@ class Pipeline:
         for action in pa.table(log.get_add_actions(flatten=True)).to_pylist():
             path = resolve_path(folder, action["path"])
             (info,) = filesystem.get_file_info([open_store(path)[1]])
-            files[action[f"partition.{table.partition}"]].add((path, info.size, info.mtime_ns))
+            # A copy of a table has the rows of the table: names of data files are unique.
+            name_in_table = path.removeprefix(folder)
+            files[action[f"partition.{table.partition}"]].add(
+                (name_in_table, info.size, info.mtime_ns)
+            )
         return {
             d: (*version, str(table.columns), frozenset(day_files))
             for d, day_files in files.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -28,6 +29,7 @@ from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     START,
     Pipeline,
+    copy_loaded,
     day,
     make_plan,
     order,
@@ -77,12 +79,25 @@ def test_sets_in_any_order_give_the_rows_of_one_range(engine, spark, tmp_path):
     assert gapped.digests() == ranged.digests()
 
 
+def land_six_days(engine, root: Path) -> Pipeline:
+    pipeline = Pipeline(engine, root, window_days=1)
+    for n in range(1, 7):
+        pipeline.land(n, [order(f"o{n}", n)])
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def published_root(engine, spark, tmp_path_factory) -> Path:
+    """All tables of the six days, to be copied."""
+    pipeline = land_six_days(engine, tmp_path_factory.mktemp("published"))
+    pipeline.run(1, 6, EVERYTHING)
+    return pipeline.root
+
+
 @pytest.fixture
 def recorded(engine, tmp_path: Path) -> Iterator[Pipeline]:
     """Six days have landed; runs are recorded as in a deployment."""
-    pipeline = Pipeline(engine, tmp_path, window_days=1)
-    for n in range(1, 7):
-        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline = land_six_days(engine, tmp_path)
     storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
     (tmp_path / "home").mkdir()
     with instance_for_test(
@@ -182,8 +197,10 @@ def set_environment(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def command(recorded, monkeypatch) -> Pipeline:
+def command(recorded, published_root, monkeypatch) -> Pipeline:
     """Six days are published; the command runs in this process."""
+    shutil.rmtree(recorded.landing)
+    copy_loaded(published_root, recorded.root)
     set_environment(recorded, monkeypatch)
 
     def run_days(_out, home, assets, days: Window, tags) -> bool:
@@ -191,7 +208,6 @@ def command(recorded, monkeypatch) -> Pipeline:
         return recorded.run_days(days, assets, tags=tags, fails=None).success
 
     monkeypatch.setattr("backfill_assets.cli.materialize.run_days", run_days)
-    recorded.run(1, 6, EVERYTHING)
     return recorded
 
 

@@ -74,15 +74,18 @@ def server(tmp_path) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=STORES)
-def bucket(request, tmp_path, monkeypatch) -> Iterator[str]:
+@pytest.fixture(scope="module", params=STORES)
+def bucket(request, tmp_path_factory) -> Iterator[str]:
     """The URL of a bucket in each store, of which the test's own process knows."""
     program, run_store = STORES[request.param]
     if not program:
         pytest.skip(object_stores.MISSING)
-    with run_store(tmp_path) as store:
+    with (
+        run_store(tmp_path_factory.mktemp("store")) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
+            patch.setenv(name, value)
         yield store.url
 
 
@@ -275,34 +278,101 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     assert message.endswith("nothing was written.")
 
 
-#: Writes a commit where one may be, and prints how that ended.
-COMMIT = """
+#: A driver, which does what it reads: `write TEXT` writes a commit where one may be, three times,
+#: and prints how that ended; `insert COUNT` commits one row after the other, and prints those of
+#: which it was told that they are there.
+DRIVER = """
 import sys
 from functools import reduce
 from py4j.protocol import Py4JJavaError
-from backfill_assets.spark.session import Engine
+from backfill_assets.delta.commits import is_conflict
+from backfill_assets.spark.session import SPARK_ERRORS, Engine
 from backfill_assets.spark.stores import store_of
 from backfill_assets.settings import load_settings
-url, line = sys.argv[1:]
-spark = Engine.from_settings(load_settings(spark_master="local[1]", warehouse=url)).spark_session
+bucket, name = sys.argv[1:]
+settings = load_settings(spark_master="local[1]", warehouse=f"{bucket}/w")
+spark = Engine.from_settings(settings).spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
-lines = jvm.java.util.ArrayList()
-lines.add(line)
-store = reduce(getattr, store_of(url).log_store.split("."), jvm)(conf)
-path = jvm.org.apache.hadoop.fs.Path(f"{url}/_delta_log/1.json")
-path.getFileSystem(conf).mkdirs(path.getParent())
-for overwrite in (False, False, True):
-    try:
-        store.write(path, lines.iterator(), overwrite, conf)
-    except Py4JJavaError as error:
-        print(error.java_exception.getClass().getName())
-    else:
-        print("written")
+
+def write(text):
+    lines = jvm.java.util.ArrayList()
+    lines.add(text)
+    store = reduce(getattr, store_of(bucket).log_store.split("."), jvm)(conf)
+    path = jvm.org.apache.hadoop.fs.Path(f"{bucket}/w/_delta_log/1.json")
+    path.getFileSystem(conf).mkdirs(path.getParent())
+    for overwrite in (False, False, True):
+        try:
+            store.write(path, lines.iterator(), overwrite, conf)
+        except Py4JJavaError as error:
+            print(error.java_exception.getClass().getName(), flush=True)
+        else:
+            print("written", flush=True)
+
+def insert(count):
+    for n in range(int(count)):
+        try:
+            spark.sql(f"INSERT INTO delta.`{bucket}/contested` VALUES ('{name}-{n}')")
+        except SPARK_ERRORS as error:
+            if not is_conflict(error):
+                raise
+            print("refused", flush=True)
+        else:
+            print(f"{name}-{n}", flush=True)
+
+print("done", flush=True)
+for command in sys.stdin:
+    word, value = command.split()
+    {"write": write, "insert": insert}[word](value)
+    print("done", flush=True)
 """
 
 
-def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, monkeypatch):
-    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
+class Driver:
+    """A Spark driver in a process of its own."""
+
+    def __init__(self, bucket: str, name: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, bucket, name],
+            env={**os.environ, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, command: str) -> None:
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def answers(self) -> Iterator[str]:
+        """What it prints until it is ready for a command.
+
+        Raises:
+            AssertionError: it has ended instead.
+        """
+        for line in self.process.stdout:
+            if line == "done\n":
+                return
+            yield line.strip()
+        raise AssertionError(f"the driver ended with {self.process.wait()}")
+
+
+@pytest.fixture(scope="module")
+def drivers(bucket) -> Iterator[list[Driver]]:
+    """Two drivers that are ready, each of which knows nothing of the other."""
+    started = [Driver(bucket, name) for name in ("a", "b")]
+    try:
+        assert [[*driver.answers()] for driver in started] == [[], []]
+        yield started
+        for driver in started:
+            driver.process.stdin.close()
+        assert [driver.process.wait() for driver in started] == [0, 0]
+    finally:
+        for driver in started:
+            driver.process.kill()
+            driver.process.wait()
+
+
+def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, drivers):
     filesystem, root = open_store(f"{bucket}/w/_delta_log")
 
     def read_commit() -> bytes:
@@ -310,76 +380,34 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, monkeypat
             return stream.read()
 
     answers = []
-    for line in ("first", "second"):
-        result = subprocess.run(
-            [sys.executable, "-c", COMMIT, f"{bucket}/w", line],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        answers += result.stdout.split()
-        if line == "first":
+    for driver, text in zip(drivers, ("first", "second"), strict=True):
+        driver.tell(f"write {text}")
+        answers += driver.answers()
+        if text == "first":
             assert read_commit() == b"first\n"
     refused = "java.nio.file.FileAlreadyExistsException"
     assert answers == ["written", refused, "written", refused, refused, "written"]
     assert read_commit() == b"second\n"
 
 
-#: Commits one row after the other, and prints those of which it was told that they are there.
-SPARK = """
-import sys
-from backfill_assets.delta.commits import is_conflict
-from backfill_assets.spark.session import SPARK_ERRORS, Engine
-from backfill_assets.landing.listing import folder_name, list_landing
-from backfill_assets.settings import load_settings
-url, name, count = sys.argv[1:]
-spark = Engine.from_settings(load_settings(spark_master="local[1]", warehouse=url)).spark_session
-print("ready", flush=True)
-sys.stdin.readline()
-for n in range(int(count)):
-    try:
-        spark.sql(f"INSERT INTO delta.`{url}` VALUES ('{name}-{n}')")
-    except SPARK_ERRORS as error:
-        if not is_conflict(error):
-            raise
-        print("refused", flush=True)
-    else:
-        print(f"{name}-{n}", flush=True)
-"""
-
-
-def test_no_commit_of_several_drivers_is_lost(bucket, monkeypatch):
+def test_no_commit_of_several_drivers_is_lost(bucket, drivers):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
-    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
     url = f"{bucket}/contested"
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))
-    drivers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SPARK, url, name, str(COMMITS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("a", "b")
-    ]
     for driver in drivers:
-        assert driver.stdout.readline() == "ready\n"
-    for driver in drivers:
-        driver.stdin.write("go\n")
-        driver.stdin.flush()
+        driver.tell(f"insert {COMMITS}")
     answers = ["first"]
 
-    def follow_driver(driver: subprocess.Popen) -> None:
+    def follow_driver(driver: Driver) -> None:
         """After each commit of a driver, one by delta-rs, while the drivers make their next."""
-        for line in driver.stdout:
+        for answer in driver.answers():
             row = f"c-{uuid4().hex}"
             write(pa.table({"row": [row]}))
-            answers.extend([line.strip(), row])
+            answers.extend([answer, row])
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(follow_driver, drivers))
-    assert [driver.wait() for driver in drivers] == [0, 0]
     table = delta_log(url).load()
     rows = table.to_pyarrow_table(filesystem=folder_filesystem(url))["row"].to_pylist()
     assert sorted(rows) == sorted(row for row in answers if row != "refused")

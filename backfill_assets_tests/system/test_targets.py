@@ -92,6 +92,28 @@ def production(new, loaded, tmp_path: Path) -> Pipeline:
     return new(BEFORE)
 
 
+@pytest.fixture(scope="module")
+def loaded_with_target(engine, loaded, tmp_path_factory) -> Path:
+    """The same tables, and the target v2 of the code of after with its days built."""
+    root = tmp_path_factory.mktemp("target")
+    copy_loaded(loaded, root)
+    _, stages = build_shadow(Pipeline(engine, root, tables=AFTER, window_days=1))
+    assert [stage.failure for stage in stages] == [""]
+    return root
+
+
+@pytest.fixture
+def built_target(production, loaded_with_target) -> None:
+    """Production has the target v2 beside it, as `build_shadow` leaves it."""
+    shutil.copytree(loaded_with_target / "warehouse", production.warehouse, dirs_exist_ok=True)
+    # The clones name the files of production in full.
+    old, new = (str(root).encode() for root in (loaded_with_target, production.root))
+    for file in (production.warehouse / targets.TARGETS_FOLDER).rglob("_delta_log/[0-9]*"):
+        if old in (content := file.read_bytes()):
+            file.write_bytes(content.replace(old, new))
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+
 def log_versions(pipeline: Pipeline) -> dict[str, int]:
     return {name: pipeline.log(name).version() for name in ALL}
 
@@ -269,9 +291,9 @@ def test_an_unchanged_day_costs_no_file(production, new):
     assert targets.list_targets(same.deployment) == ["v2"]
 
 
+@pytest.mark.usefixtures("built_target")
 def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     after = new()
-    build_shadow(after)
     run_switch_over(after, days=f"{day(2)}...{day(2)}")
     at = count_files(production)
     # Only the target knows that its undo is half done.
@@ -340,10 +362,10 @@ def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, 
     assert read_scores(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, new):
     """A follower of the target reads day 5, which it has as it was."""
     after = new()
-    build_shadow(after)
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     production.land(6, lines, "late.jsonl")
     production.run(6, 6, LAYERS)
@@ -358,10 +380,10 @@ def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, ne
     assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, monkeypatch):
     """Between the commits of two tables; a later night makes it right."""
     after = new()
-    build_shadow(after)
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     commit, waiting = commits.Writer.commit, [lines]
 
@@ -405,9 +427,9 @@ def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, 
     }
 
 
+@pytest.mark.usefixtures("built_target")
 def test_what_others_wrote_is_not_replaced(production, new):
     after = new()
-    build_shadow(after)
     # Another day of theirs stays; one that the target has made is in the way.
     row = {"run_date": [day(5)], "customer_id": ["theirs"], "score": [5]}
     write_deltalake(str(production.warehouse / RANKS), pa.table(row), mode="append")
@@ -425,9 +447,9 @@ def test_what_others_wrote_is_not_replaced(production, new):
     assert read_scores(production, RANKS)[5] == 40
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     after = new()
-    build_shadow(after)
     real, count = commits.Writer.commit, iter(range(9))
     refused: list[str] = []
 
@@ -485,9 +507,9 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("built_target")
 def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
     after, before = new(), production.digests()
-    build_shadow(after)
     with monkeypatch.context() as patch:
         real, count = commits.Writer.commit, iter(range(9))
 
@@ -630,9 +652,9 @@ def test_a_warehouse_with_a_space_in_its_name(new):
     assert commit_log.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
+@pytest.mark.usefixtures("built_target")
 def test_an_undo_writes_no_file(production, new):
     after = new()
-    build_shadow(after)
     run_switch_over(after)
     at = [count_files(production, name) for name in (SCORES, RANKS, STATE)]
     run_undo(after, "v2")
@@ -644,9 +666,10 @@ def test_an_undo_writes_no_file(production, new):
     assert [count_files(production, name) for name in (SCORES, RANKS, STATE)] == at
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
     after = new()
-    target, _ = build_shadow(after)
+    target = targets.load_target(after.deployment, "v2")
     row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}
     write_deltalake(target.table_url(after.deployment, SCORES), pa.table(row), mode="append")
     message = after.failure(run_switch_over(after, fails=True))
@@ -696,9 +719,9 @@ def test_tables_that_there_were_none_of(new):
     assert read_scores(production, "weighed") == {n: 30 * n for n in range(1, 10)}
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_name_is_used_but_once(production, new):
     after = new()
-    build_shadow(after)
     run_switch_over(after)
     run_undo(after, "v2")
     targets.drop_target(after.deployment, "v2")
@@ -710,9 +733,10 @@ def test_a_name_is_used_but_once(production, new):
     assert read_scores(production)[2] == 20
 
 
+@pytest.mark.usefixtures("built_target")
 def test_files_that_are_gone_are_not_named(production, new):
     after, at = new(), log_versions(production)
-    target, _ = build_shadow(after)
+    target = targets.load_target(after.deployment, "v2")
     for place in commit_log.added_files(
         target.table_url(after.deployment, STATE), target.pins[STATE]
     ):
@@ -723,8 +747,8 @@ def test_files_that_are_gone_are_not_named(production, new):
     assert not targets.interrupted_switches(after.deployment)
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_path):
-    build_shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     copy, at = new(AFTER, "copy"), count_files(production)
     assert targets.drop_target(copy.deployment, "v2") == 0
@@ -732,9 +756,9 @@ def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_pat
     assert read_scores(production)[2] == 2
 
 
+@pytest.mark.usefixtures("built_target")
 def test_where_commits_are_gone_no_file_is_removed(production, new):
     after = new()
-    build_shadow(after)
     production.log(SCORES).create_checkpoint()
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
@@ -745,9 +769,9 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("built_target")
 def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch):
     after = new()
-    build_shadow(after)
     with monkeypatch.context() as patch:
         real, count = commits.Writer.commit, iter(range(9))
 

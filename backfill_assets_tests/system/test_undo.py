@@ -67,13 +67,28 @@ def loaded(engine, original, tmp_path):
     return Pipeline(engine, tmp_path)
 
 
-def test_exactly_its_days_go_back(loaded):
-    loaded.run(1, 4, EVERYTHING)
-    before = published_digests(loaded)
-    loaded.land(2, [order("late", 1, "100.00")], "more.jsonl")
-    loaded.land(3, [order("x3", 3, "99.00")], "more.jsonl")
-    loaded.run(1, 4, EVERYTHING, tags={"dagster/backfill": "wrongone"})
-    after = published_digests(loaded)
+@pytest.fixture(scope="module")
+def complete_original(engine, original, tmp_path_factory):
+    """The same days, of all tables there are, to be copied."""
+    root = tmp_path_factory.mktemp("complete")
+    copy_loaded(original, root)
+    pipeline = Pipeline(engine, root)
+    pipeline.run(1, 4, EVERYTHING)
+    return root
+
+
+@pytest.fixture
+def complete(engine, complete_original, tmp_path):
+    copy_loaded(complete_original, tmp_path)
+    return Pipeline(engine, tmp_path)
+
+
+def test_exactly_its_days_go_back(complete):
+    before = published_digests(complete)
+    complete.land(2, [order("late", 1, "100.00")], "more.jsonl")
+    complete.land(3, [order("x3", 3, "99.00")], "more.jsonl")
+    complete.run(1, 4, EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    after = published_digests(complete)
     assert {
         d for (name, d) in after if after[name, d] != before[name, d] and name == FACT.name
     } == {
@@ -81,17 +96,17 @@ def test_exactly_its_days_go_back(loaded):
         day(3),
     }
     # Another day, written by somebody else since, stays.
-    loaded.land(4, [order("x4", 4, "1.00")], "more.jsonl")
-    loaded.run(4, assets=EVERYTHING)
-    later = published_digests(loaded)
-    versions = {name: loaded.log(name).version() for name in TABLES}
-    run_undo(loaded, "wrongone")
-    now = published_digests(loaded)
+    complete.land(4, [order("x4", 4, "1.00")], "more.jsonl")
+    complete.run(4, assets=EVERYTHING)
+    later = published_digests(complete)
+    versions = {name: complete.log(name).version() for name in TABLES}
+    run_undo(complete, "wrongone")
+    now = published_digests(complete)
     assert now == {key: later[key] if key[1] == day(4) else before[key] for key in later}
-    commits = {name: loaded.log(name).version() - versions[name] for name in TABLES}
+    commits = {name: complete.log(name).version() - versions[name] for name in TABLES}
     assert set(commits.values()) <= {0, 1}
     assert commits[RAW.name] == commits[STAGED.name] == commits[FACT.name] == 1
-    record = read_ledger(loaded.settings.table(FACT.name), FACT).records[-1]
+    record = read_ledger(complete.settings.table(FACT.name), FACT).records[-1]
     assert (record.reason, record.details.undoes) == ("a drill", "wrongone")
 
 
@@ -275,20 +290,20 @@ def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
     assert loaded.log(RAW.name).version() == version
 
 
-def test_an_undo_holds(loaded):
+def test_an_undo_holds(complete):
     """Neither the schedule nor the sensor does again what a person has undone."""
-    loaded.night(day(5))
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
-    loaded.night(day(5))
-    run_undo(loaded, "wrongone")
-    digests = published_digests(loaded)
+    complete.night(day(5))
+    complete.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    complete.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    complete.night(day(5))
+    run_undo(complete, "wrongone")
+    digests = published_digests(complete)
     # Nor has it to look at what the backfill had found unchanged: the undo speaks of that too.
-    assert loaded.night(day(5)) == []
-    assert published_digests(loaded) == digests
+    assert complete.night(day(5)) == []
+    assert published_digests(complete) == digests
     # The log says so as well: a file lies there whose lines it does not have.
-    monitor = Monitor(loaded.deployment, lambda: loaded.now)
-    snapshot = monitor.read_snapshot(loaded.instance)
+    monitor = Monitor(complete.deployment, lambda: complete.now)
+    snapshot = monitor.read_snapshot(complete.instance)
     states = day_states(RAW.name, snapshot)
     assert [d for d, state in states.items() if state is DayState.ON_HOLD] == [day(2)]
     reasons = {
@@ -296,46 +311,48 @@ def test_an_undo_holds(loaded):
     }
     assert "files that still lie there" in reasons[RAW.name, day(2)]
     # Until something else lands.
-    loaded.land(2, [order("y2", 2, "1.00")], "other.jsonl")
-    loaded.night(day(5))
-    assert published_digests(loaded) != digests
-    snapshot = monitor.read_snapshot(loaded.instance)
+    complete.land(2, [order("y2", 2, "1.00")], "other.jsonl")
+    complete.night(day(5))
+    assert published_digests(complete) != digests
+    snapshot = monitor.read_snapshot(complete.instance)
     assert DayState.ON_HOLD not in day_states(RAW.name, snapshot).values()
 
 
-def test_an_accepted_file_is_asked_about_again_after_the_undo(loaded):
+def test_an_accepted_file_is_asked_about_again_after_the_undo(complete):
     """The orders that it lacks are there again, and only a person may take them away again."""
-    loaded.night(day(5))
-    before = published_digests(loaded)
+    complete.night(day(5))
+    before = published_digests(complete)
     name, load = "arrival_date=2024-01-02/part-0.jsonl", ["raw_orders", "raw_orders_rejected"]
-    loaded.land(2, [order("o2", 2, "2.00")])
+    complete.land(2, [order("o2", 2, "2.00")])
     accepted = {"dagster/backfill": "wrongone", ACCEPT_TAG: name}
-    loaded.run(2, 3, load, tags=accepted)
-    assert published_digests(loaded)["raw_orders", day(2)] != before["raw_orders", day(2)]
-    run_undo(loaded, "wrongone")
-    assert published_digests(loaded) == before
-    assert loaded.night(day(5)) == []
+    complete.run(2, 3, load, tags=accepted)
+    assert published_digests(complete)["raw_orders", day(2)] != before["raw_orders", day(2)]
+    run_undo(complete, "wrongone")
+    assert published_digests(complete) == before
+    assert complete.night(day(5)) == []
 
-    loaded.run(2, 3, load)
-    assert published_digests(loaded) == before
-    assert loaded_manifests(loaded.io_manager.ledger(RAW))[day(2)].awaiting_approval.keys() == {
+    complete.run(2, 3, load)
+    assert published_digests(complete) == before
+    assert loaded_manifests(complete.io_manager.ledger(RAW))[day(2)].awaiting_approval.keys() == {
         name
     }
-    loaded.run(2, 3, load, tags=accepted)
-    assert {r["order_id"] for r in loaded.rows("raw_orders") if r["log_date"] == day(2)} == {"o2"}
+    complete.run(2, 3, load, tags=accepted)
+    assert {r["order_id"] for r in complete.rows("raw_orders") if r["log_date"] == day(2)} == {"o2"}
 
 
-def test_a_day_that_was_taken_back_stays_so(loaded):
+def test_a_day_that_was_taken_back_stays_so(complete):
     """Also where its input is still there: nobody wants it until the input is another."""
-    loaded.land(5, [order("o5", 5)])
-    loaded.run(5, assets=["raw_orders", "raw_orders_rejected"])
-    loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
-    run_undo(loaded, "tooearly")
-    loaded.night(day(6))
-    assert (STAGED.name, day(5)) not in published_digests(loaded)
-    loaded.land(5, [order("p5", 5)], "more.jsonl")
-    loaded.night(day(6))
-    assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published_digests(loaded).keys()
+    complete.land(5, [order("o5", 5)])
+    complete.run(5, assets=["raw_orders", "raw_orders_rejected"])
+    complete.run(
+        5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"}
+    )
+    run_undo(complete, "tooearly")
+    complete.night(day(6))
+    assert (STAGED.name, day(5)) not in published_digests(complete)
+    complete.land(5, [order("p5", 5)], "more.jsonl")
+    complete.night(day(6))
+    assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published_digests(complete).keys()
 
 
 LOG = ["raw_orders", "raw_orders_rejected"]
@@ -353,15 +370,15 @@ def order_ids(pipeline):
 
 
 @pytest.mark.parametrize("when", ["before the undo", "while it runs"])
-def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch, when):
+def test_a_line_that_is_not_built_yet_is_built_after_an_undo(complete, monkeypatch, when):
     """The undone rows were made without it, and so were the rows from before."""
-    loaded.land(2, [order("wrong", 2, "50.00")], "more.jsonl")
-    loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
-    loaded.land(3, [order("late", 2, ingested=f"{day(3)}T20:00:00Z")], "late.jsonl")
+    complete.land(2, [order("wrong", 2, "50.00")], "more.jsonl")
+    complete.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    complete.land(3, [order("late", 2, ingested=f"{day(3)}T20:00:00Z")], "late.jsonl")
 
     def load_day():
-        loaded.run(3, assets=LOG)
-        assert day(2) in stale_days(loaded, STAGED)
+        complete.run(3, assets=LOG)
+        assert day(2) in stale_days(complete, STAGED)
 
     if when == "before the undo":
         load_day()
@@ -374,14 +391,14 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch
             return audit_days(plan, computed)
 
         monkeypatch.setattr(undoing, "audit_days", audit_after_load)
-    run_undo(loaded, "wrongone")
+    run_undo(complete, "wrongone")
     monkeypatch.undo()
-    assert day(2) in stale_days(loaded, STAGED)
-    loaded.night(day(5))
-    assert order_ids(loaded) == {*(f"{x}{n}" for n in range(1, 5) for x in "op"), "late"}
-    revenue = [row["revenue"] for row in loaded.rows(FACT.name) if row["run_date"] == day(2)]
+    assert day(2) in stale_days(complete, STAGED)
+    complete.night(day(5))
+    assert order_ids(complete) == {*(f"{x}{n}" for n in range(1, 5) for x in "op"), "late"}
+    revenue = [row["revenue"] for row in complete.rows(FACT.name) if row["run_date"] == day(2)]
     assert sum(revenue) == Decimal("19.50")
-    assert stale_days(loaded, STAGED) == stale_days(loaded, FACT) == set()
+    assert stale_days(complete, STAGED) == stale_days(complete, FACT) == set()
 
 
 def test_rows_are_not_put_back_where_their_input_was_undone_since(loaded):
