@@ -16,6 +16,7 @@ from backfill_assets.backfills.reconcile import RequestedDays, requested_days
 from backfill_assets.backfills.state_store import find_backfill
 from backfill_assets.dagster_ext.internals import BulkActionStatus
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
@@ -192,6 +193,42 @@ def test_a_lost_run_is_not_excused_by_a_run_that_passed_over_its_days(instance):
     report_materialization(instance, another_run, FACT, 1)
     (message,) = find_requested(instance, "backfill", ledger(FACT, old)).not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+
+
+@pytest.mark.parametrize(
+    "details",
+    [{"kind": ACCEPTED_CODE}, {"as of": {"1": ["2024-01-01"]}}],
+    ids=["accept", "migrate"],
+)
+def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
+    """The code of the old rows is accepted, or their columns change, after the run was lost."""
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    carried = make_commit(2, [1], run="carries", at=NOW + timedelta(hours=1), **details)
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old, carried)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+    # It hides no run that published the day in between.
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    more = {"as of": {"2": ["2024-01-01"]}} if "as of" in details else details
+    carried = make_commit(3, [1], run="carries", at=NOW + timedelta(hours=2), **more)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, carried))
+    assert result.not_published == []
+
+
+def test_a_day_that_another_run_published_and_an_undo_reverted(instance):
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    undone = {"undoes": "another run", "as of": {"1": ["2024-01-01"]}}
+    undo = make_commit(3, [1], run="undo", at=NOW + timedelta(hours=2), **undone)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, undo))
+    (message,) = result.not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+    # Until the undo is undone.
+    restored = {"undoes": "undo", "as of": {"2": ["2024-01-01"]}}
+    redo = make_commit(4, [1], run="redo", at=NOW + timedelta(hours=3), **restored)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, undo, redo))
+    assert result.not_published == []
 
 
 def test_the_run_that_made_a_plan_stands_for_it(instance):

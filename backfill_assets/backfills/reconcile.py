@@ -19,6 +19,7 @@ from backfill_assets.backfills.changes import (
     changed_days_by_table,
     is_commit_of,
     own_commits,
+    publishing_commits,
     reverted_days,
 )
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
@@ -197,10 +198,13 @@ def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, tup
 def _days_by_others(
     ledger: Ledger, name: str, start: float, failed: Mapping[date, tuple[int, str]]
 ) -> set[date]:
-    """Days that others published after a time; those of `_recorded_days` that failed, since."""
+    """Days that others published after a time; those of `_recorded_days` that failed, since.
+
+    What carries older rows over is no proof: an undo, a migration, an acceptance of their code.
+    """
     return {
         day
-        for day, record in ledger.latest.items()
+        for day, record in publishing_commits(ledger).items()
         if not is_commit_of(record, name)
         and (
             record.version > failed[day][0]
