@@ -159,6 +159,18 @@ def test_runs_of_all_stages_of_a_plan_count(instance):
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
+def test_stages_of_a_plan_that_cannot_be_read_count(instance):
+    """The pilot has published its day, the run of the rest was lost."""
+    save_stages(instance, pilot=days(1), rest=days(2))
+    key = state_store._PLAN_KEY.format("planplan")
+    instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    pilot = make_commit(2, [1], backfill="planplan-pilot", at=NOW + timedelta(hours=1))
+    result = find_requested(instance, "planplan", ledger(FACT, old, pilot))
+    (message,) = result.not_published
+    assert message.startswith("fact_daily_orders [2024-01-02] was asked for and not published")
+
+
 def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
     """Stage 001 published the day; 002 loaded a late line for it, and the day failed."""
     save_stages(instance, _001=days(1), _002=days(1, 2))

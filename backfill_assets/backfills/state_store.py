@@ -241,16 +241,19 @@ def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
         plan_error = str(error)
     except BackfillRefusedError:
         pass  # no plan
-    if state and len(name) == _RUN_ID_LENGTH:
+    if (state or plan_error) and len(name) == _RUN_ID_LENGTH:
         name = id_
-    stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
-    launches = [
-        launch
-        for stage in stages
-        if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
-        for launch in _stage_attempts(instance, stage)
-        if f"{launch.backfill_id}-".startswith(f"{name}-")
-    ]
+    if plan_error:  # it does not say which stages there are
+        candidates = sorted(instance.get_backfills(), key=lambda launch: launch.backfill_timestamp)
+    else:
+        stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
+        candidates = [
+            launch
+            for stage in stages
+            if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
+            for launch in _stage_attempts(instance, stage)
+        ]
+    launches = [launch for launch in candidates if f"{launch.backfill_id}-".startswith(f"{name}-")]
     return Backfill(name, state, launches, read_status(instance, name, state), plan_error)
 
 

@@ -436,6 +436,11 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     assert "; closed" in tick_planned_backfills(pipeline)
     assert state_store.active_ids(pipeline.instance) == [plan.id]
     state_store.find_ended_backfill(pipeline.instance, unreadable.id)
+    # Its post-mortem says so, and what it launched is known.
+    ledgers = read_ledgers(pipeline.deployment)
+    page = history.render_postmortem(read_history(pipeline.instance, ledgers, unreadable.id))
+    assert f"plan {unreadable.id} was kept by another version" in page
+    assert "There was no plan" not in page
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.deployment).plan_loads(day(9))
