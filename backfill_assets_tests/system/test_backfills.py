@@ -386,18 +386,13 @@ def test_days_whose_input_is_not_there(pipeline):
         launch_plan(pipeline, alone.id)
 
 
-def run_job(pipeline, *, root=None):
+def run_job(pipeline, *, root=None, plan=""):
     """A run of the job `backfill`; as Dagster's retry of another, if one is given."""
+    days = {"days": "2024-01-01...2024-01-02", "tables": list(LAYERS)}
     tags = {"dagster/retry_number": "1", "dagster/parent_run_id": root, "dagster/root_run_id": root}
     return pipeline.repository.get_job("backfill").execute_in_process(
         instance=pipeline.instance,
-        run_config={
-            "ops": {
-                "launch_stages": {
-                    "config": {"days": "2024-01-01...2024-01-02", "tables": list(LAYERS)}
-                }
-            }
-        },
+        run_config={"ops": {"launch_stages": {"config": {"plan": plan} if plan else days}}},
         tags=tags if root else {},
     )
 
@@ -416,6 +411,25 @@ def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     assert state_store.load(pipeline.instance, id_).complete
     # One that a person runs again is another.
     assert not run_job(pipeline).run_id.startswith(id_)
+    assert len(pipeline.instance.get_backfills()) == 2
+
+
+def test_a_launch_that_is_retried_launches_a_plan_that_had_failed(pipeline):
+    """The launch before it, which failed, is none of the lost run's."""
+    plan = make_plan(pipeline, "2024-01-01")
+    launch_plan(pipeline, plan.id)
+    stage = pipeline.instance.get_backfill(f"{plan.id}-rest")
+    pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
+    state = state_store.load(pipeline.instance, plan.id)
+    backfills._end_backfill(pipeline.instance, state, "it did not pass")
+    lost = pipeline.instance.create_run_for_job(
+        pipeline.repository.get_job("backfill"), status=dg.DagsterRunStatus.FAILURE
+    )
+    run_job(pipeline, root=lost.run_id, plan=plan.id)
+    assert state_store.active_ids(pipeline.instance) == [plan.id]
+    assert state_store.load(pipeline.instance, plan.id).backfill_id == f"{plan.id}-rest-2"
+    # A second retry finds that launch.
+    run_job(pipeline, root=lost.run_id, plan=plan.id)
     assert len(pipeline.instance.get_backfills()) == 2
 
 
