@@ -17,7 +17,7 @@ from backfill_assets.backfills.state_store import find_backfill
 from backfill_assets.dagster_ext.internals import BulkActionStatus
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE
-from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import day
@@ -253,6 +253,18 @@ def test_the_run_that_made_a_plan_stands_for_it(instance):
     by_plan, by_run = (find_backfill(instance, name) for name in (plan_id, run_id))
     assert by_plan == by_run
     assert [launch.backfill_id for launch in by_run.launches] == [f"{plan_id}-{stage}"]
+
+
+def test_a_run_of_a_whole_job_asks_for_the_tables_of_its_grain(instance):
+    """Its partition is a month; the daily tables have a day of that name."""
+    tags = {"dagster/partition": str(day(1))}
+    runs = {
+        job: create_run_for_test(instance, job_name=job, tags=tags).run_id
+        for job in ("monthly", "daily")
+    }
+    old = ledger(FACT, make_commit(1, [1], at=NOW - timedelta(days=1)))
+    assert not any(find_requested(instance, runs["monthly"], old).days.values())
+    assert find_requested(instance, runs["daily"], old).days.keys() == TABLES.keys()
 
 
 def test_nothing_is_known_of_the_name(instance):

@@ -26,7 +26,7 @@ from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_t
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -36,6 +36,8 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
 _NEVER = float("inf")
+#: The jobs of all tables of a grain.
+_GRAIN_JOBS = {grain.job_name for grain in Grain}
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,13 @@ def _days_reported(
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
-    """The days of tables that a run was asked for."""
+    """The days of tables that a run was asked for; of a whole job, those of its grain."""
     window = days_of_run(run.tags)
-    selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
+    selected = {key.path[-1] for key in run.asset_selection or ()} or {
+        name
+        for name, ledger in ledgers.items()
+        if run.job_name not in _GRAIN_JOBS or ledger.table.grain.job_name == run.job_name
+    }
     for table in ledgers.keys() & selected if window else ():
         for day in ledgers[table].table.grain.partitions_of(window or ()):
             yield table, day
