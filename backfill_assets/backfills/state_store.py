@@ -191,15 +191,13 @@ def read_status(
     if name.partition("-")[0] in active_ids(instance):
         return BackfillStatus.ACTIVE
     is_plan = state is not None and name == state.plan.id
-    if state and is_plan:
-        if state.ended:
-            return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
-        name = state.backfill_id
-    launch = instance.get_backfill(name)
+    launch = instance.get_backfill(state.backfill_id if state and is_plan else name)
+    if launch and launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
+        return BackfillStatus.ACTIVE  # also of a plan that ended as one of its tables is no more
+    if state and is_plan and state.ended:
+        return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
     if launch is None:
         return BackfillStatus.NOT_LAUNCHED
-    if launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
-        return BackfillStatus.ACTIVE
     # A plan is complete only once its stages are reconciled.
     succeeded = launch.status in _SUCCEEDED and not is_plan
     return BackfillStatus.COMPLETED if succeeded else BackfillStatus.FAILED

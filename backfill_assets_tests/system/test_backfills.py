@@ -474,6 +474,12 @@ def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
     assert f"{plan.id}-rest is under way" in message
     assert state_store.active_ids(pipeline.instance) == [plan.id]
     assert "no table gone" in state_store.load(pipeline.instance, orphaned.id).ended
+    # As long as Dagster works at its stage, it cannot be undone or launched again.
+    with pytest.raises(BackfillRefusedError, match=f"{orphaned.id} is under way"):
+        state_store.find_ended_backfill(pipeline.instance, orphaned.id)
+    stage = pipeline.instance.get_backfill(f"{orphaned.id}-rest")
+    pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.FAILED))
+    state_store.find_ended_backfill(pipeline.instance, orphaned.id)
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
