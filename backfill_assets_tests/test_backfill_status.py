@@ -154,6 +154,31 @@ def test_a_relaunch_that_was_lost_is_launched_again():
         assert lifecycle.launched == [f"{ID}-pilot", f"{ID}-pilot-2"]
 
 
+@pytest.mark.parametrize("comes", [True, False], ids=["comes", "is given up"])
+def test_a_reconciliation_that_lost_its_process_decides_nothing(comes):
+    """Its retry does, if there is one."""
+    with memory_instance() as instance:
+        lifecycle = Lifecycle(instance)
+        for action in ("launch", "stage is built"):
+            ACTIONS[action](lifecycle)
+        run = create_run_for_test(
+            instance,
+            job_name=stages.RECONCILE_JOB,
+            tags={stages.RECONCILES_TAG: f"{ID}-pilot", "dagster/will_retry": "true"},
+            status=dg.DagsterRunStatus.FAILURE,
+        )
+        lifecycle.advance()
+        lifecycle.check()
+        if comes:
+            instance.add_run_tags(run.run_id, {"dagster/auto_retry_run_id": "retry"})
+            lifecycle.reconcile(passes=True)
+        else:
+            instance.add_run_tags(run.run_id, {"dagster/will_retry": "false"})
+            lifecycle.verdict = False
+        lifecycle.advance()
+        lifecycle.check()
+
+
 @pytest.mark.parametrize("dagster_status", [*BulkActionStatus])
 def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
     active = {

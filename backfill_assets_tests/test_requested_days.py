@@ -16,7 +16,8 @@ from backfill_assets.backfills.reconcile import RequestedDays, requested_days
 from backfill_assets.backfills.state_store import find_backfill
 from backfill_assets.dagster_ext.internals import BulkActionStatus
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets.delta.records import ACCEPTED_CODE
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import day
@@ -158,6 +159,18 @@ def test_runs_of_all_stages_of_a_plan_count(instance):
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
+def test_stages_of_a_plan_that_cannot_be_read_count(instance):
+    """The pilot has published its day, the run of the rest was lost."""
+    save_stages(instance, pilot=days(1), rest=days(2))
+    key = state_store._PLAN_KEY.format("planplan")
+    instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    pilot = make_commit(2, [1], backfill="planplan-pilot", at=NOW + timedelta(hours=1))
+    result = find_requested(instance, "planplan", ledger(FACT, old, pilot))
+    (message,) = result.not_published
+    assert message.startswith("fact_daily_orders [2024-01-02] was asked for and not published")
+
+
 def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
     """Stage 001 published the day; 002 loaded a late line for it, and the day failed."""
     save_stages(instance, _001=days(1), _002=days(1, 2))
@@ -194,6 +207,42 @@ def test_a_lost_run_is_not_excused_by_a_run_that_passed_over_its_days(instance):
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
 
 
+@pytest.mark.parametrize(
+    "details",
+    [{"kind": ACCEPTED_CODE}, {"as of": {"1": ["2024-01-01"]}}],
+    ids=["accept", "migrate"],
+)
+def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
+    """The code of the old rows is accepted, or their columns change, after the run was lost."""
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    carried = make_commit(2, [1], run="carries", at=NOW + timedelta(hours=1), **details)
+    (message,) = find_requested(instance, "backfill", ledger(FACT, old, carried)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+    # It hides no run that published the day in between.
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    more = {"as of": {"2": ["2024-01-01"]}} if "as of" in details else details
+    carried = make_commit(3, [1], run="carries", at=NOW + timedelta(hours=2), **more)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, carried))
+    assert result.not_published == []
+
+
+def test_a_day_that_another_run_published_and_an_undo_reverted(instance):
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    old = make_commit(1, [1], at=NOW - timedelta(days=1))
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    undone = {"undoes": "another run", "as of": {"1": ["2024-01-01"]}}
+    undo = make_commit(3, [1], run="undo", at=NOW + timedelta(hours=2), **undone)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, undo))
+    (message,) = result.not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
+    # Until the undo is undone.
+    restored = {"undoes": "undo", "as of": {"2": ["2024-01-01"]}}
+    redo = make_commit(4, [1], run="redo", at=NOW + timedelta(hours=3), **restored)
+    result = find_requested(instance, "backfill", ledger(FACT, old, other, undo, redo))
+    assert result.not_published == []
+
+
 def test_the_run_that_made_a_plan_stands_for_it(instance):
     """The job `backfill` names its plan by the first part of its own id."""
     run_id = store_run(instance, 1, 1, [FACT])
@@ -204,6 +253,18 @@ def test_the_run_that_made_a_plan_stands_for_it(instance):
     by_plan, by_run = (find_backfill(instance, name) for name in (plan_id, run_id))
     assert by_plan == by_run
     assert [launch.backfill_id for launch in by_run.launches] == [f"{plan_id}-{stage}"]
+
+
+def test_a_run_of_a_whole_job_asks_for_the_tables_of_its_grain(instance):
+    """Its partition is a month; the daily tables have a day of that name."""
+    tags = {"dagster/partition": str(day(1))}
+    runs = {
+        job: create_run_for_test(instance, job_name=job, tags=tags).run_id
+        for job in ("monthly", "daily")
+    }
+    old = ledger(FACT, make_commit(1, [1], at=NOW - timedelta(days=1)))
+    assert not any(find_requested(instance, runs["monthly"], old).days.values())
+    assert find_requested(instance, runs["daily"], old).days.keys() == TABLES.keys()
 
 
 def test_nothing_is_known_of_the_name(instance):

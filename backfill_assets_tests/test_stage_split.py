@@ -165,9 +165,10 @@ def test_the_pilot_is_a_stage_of_its_own(load, most, pilot):
         (Grain.WEEKLY, date(2024, 1, 1), date(2024, 1, 1), 7),
     ],
 )
-def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expected):
+@pytest.mark.parametrize("selection", [{dg.AssetKey("totals")}, None], ids=["table", "job"])
+def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expected, selection):
     tags = grain.run_tags(grain.partitions_of(Window(first, last + DAY)))
-    run = Mock(tags=tags, asset_selection={dg.AssetKey("totals")})
+    run = Mock(tags=tags, asset_selection=selection, job_name=grain.name.lower())
     records = [Mock(dagster_run=run, start_time=1.0, end_time=5.0)]
     instance = Mock(get_run_records=lambda *_, **__: records)
     assert past_runs(instance, Mock(tables={"totals": Mock(grain=grain)})) == [(expected, 4.0)]

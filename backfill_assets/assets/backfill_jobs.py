@@ -175,17 +175,32 @@ def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg
     return plan_backfill
 
 
+def _is_launched_by(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, backfill: state_store.Backfill
+) -> bool:
+    """Return whether a stage of a backfill is active, or was launched since a run was created.
+
+    A stage that failed before is launched again by the run.
+    """
+    if backfill.status is state_store.BackfillStatus.ACTIVE:
+        return True
+    record = instance.get_run_record_by_id(run.run_id)
+    created = record.create_timestamp.timestamp() if record else 0
+    return any(launch.backfill_timestamp >= created for launch in backfill.launches)
+
+
 def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `backfill`, which launches one stage; the sensor launches the next ones."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
-            id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
+            first_run = first_attempt(context.instance, context.run)
+            id_ = config.plan or first_run.run_id[:8]
             backfill_state = None
             if is_retry(context.run):  # of a lost process: it launches no second backfill
                 stored = state_store.find_backfill(context.instance, id_)
-                if stored.status is not state_store.BackfillStatus.NOT_LAUNCHED:
+                if _is_launched_by(context.instance, first_run, stored):
                     backfill_state = stored.state
             if backfill_state is None:
                 if not config.plan:

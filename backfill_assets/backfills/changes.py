@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 
 #: Shortest prefix that names a run: as long as the console shows.
 _SHORT_ID_LENGTH = 8
@@ -168,6 +168,28 @@ def standing_versions(ledger: Ledger) -> Mapping[date, Sequence[int]]:
             else:
                 versions.append(record.version)
     return versions_by_day
+
+
+def publishing_commits(ledger: Ledger) -> dict[date, CommitRecord]:
+    """By published day, the commit that published it as it is.
+
+    An undo, a migration and an acceptance of code carry over what an earlier commit published. Days
+    that no commit of ours published as they are, as after an undo of all of them, are left out.
+    """
+    timelines: dict[date, list[tuple[int, CommitRecord | None]]] = defaultdict(list)
+    for record in ledger.records:
+        as_of = _restored_versions(record)
+        for day in record.days:
+            commit: CommitRecord | None = record
+            if day in as_of or record.details.kind == ACCEPTED_CODE:
+                last_version = as_of.get(day, record.version)
+                earlier_commits = [c for version, c in timelines[day] if version <= last_version]
+                commit = earlier_commits[-1] if earlier_commits else None
+            timelines[day].append((record.version, commit))
+        for day in record.revoked_days:
+            timelines[day].append((record.version, None))
+    last_commits = {day: timeline[-1][1] for day, timeline in timelines.items()}
+    return {day: commit for day, commit in last_commits.items() if commit}
 
 
 def changed_days(

@@ -211,8 +211,9 @@ def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     partitions = days_of_run(run.tags) or ()
     tables = deployment.tables
     names = [key.path[-1] for key in run.asset_selection or ()]
-    # Dagster runs tables of one grain together.
-    grain = next((tables[name].grain for name in names if name in tables), Grain.DAILY)
+    # Dagster runs tables of one grain together; a run of a whole job names none.
+    jobs = (grain for grain in Grain if not names and grain.job_name == run.job_name)
+    grain = next((tables[name].grain for name in names if name in tables), next(jobs, Grain.DAILY))
     return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 
 

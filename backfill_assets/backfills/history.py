@@ -78,6 +78,7 @@ class BackfillHistory:
         table_changes: what it changed, by table.
         plan_results: rows of table, planned outcome, actual outcome.
         code_descriptions: code versions that computed its days, as text.
+        plan_error: why its plan cannot be read; empty if it was read or there is none.
     """
 
     name: str
@@ -88,6 +89,7 @@ class BackfillHistory:
     table_changes: Sequence[TableChanges]
     plan_results: Sequence[tuple[str, str, str]]
     code_descriptions: Sequence[str]
+    plan_error: str = ""
 
 
 def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
@@ -115,6 +117,7 @@ def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> B
         [*_table_changes(ledgers, name)],
         results,
         sorted(code_provenance(ledgers, name).code_descriptions),
+        backfill.plan_error,
     )
 
 
@@ -434,6 +437,10 @@ def _plan_section(history: BackfillHistory) -> Iterator[str]:
     """The section on the plan; one sentence if no plan is stored."""
     yield "## Plan"
     yield ""
+    if history.plan_error:
+        yield f"{escape_markdown(history.plan_error)}."
+        yield ""
+        return
     if history.plan is None:
         yield "There was no plan under this name, or it is not kept any more."
         yield ""

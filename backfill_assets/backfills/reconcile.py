@@ -19,13 +19,14 @@ from backfill_assets.backfills.changes import (
     changed_days_by_table,
     is_commit_of,
     own_commits,
+    publishing_commits,
     reverted_days,
 )
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -35,6 +36,8 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
 _NEVER = float("inf")
+#: The jobs of all tables of a grain.
+_GRAIN_JOBS = {grain.job_name for grain in Grain}
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,13 @@ def _days_reported(
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
-    """The days of tables that a run was asked for."""
+    """The days of tables that a run was asked for; of a whole job, those of its grain."""
     window = days_of_run(run.tags)
-    selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
+    selected = {key.path[-1] for key in run.asset_selection or ()} or {
+        name
+        for name, ledger in ledgers.items()
+        if run.job_name not in _GRAIN_JOBS or ledger.table.grain.job_name == run.job_name
+    }
     for table in ledgers.keys() & selected if window else ():
         for day in ledgers[table].table.grain.partitions_of(window or ()):
             yield table, day
@@ -197,10 +204,13 @@ def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, tup
 def _days_by_others(
     ledger: Ledger, name: str, start: float, failed: Mapping[date, tuple[int, str]]
 ) -> set[date]:
-    """Days that others published after a time; those of `_recorded_days` that failed, since."""
+    """Days that others published after a time; those of `_recorded_days` that failed, since.
+
+    What carries older rows over is no proof: an undo, a migration, an acceptance of their code.
+    """
     return {
         day
-        for day, record in ledger.latest.items()
+        for day, record in publishing_commits(ledger).items()
         if not is_commit_of(record, name)
         and (
             record.version > failed[day][0]

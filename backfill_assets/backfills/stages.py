@@ -16,6 +16,7 @@ from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillReques
 from backfill_assets.backfills.planner import days_by_table
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext import internals
+from backfill_assets.dagster_ext.failures import awaits_retry
 from backfill_assets.publish import types
 
 #: A daemon sends a heartbeat every 30 seconds. Dagster tolerates half an hour without one; a
@@ -228,7 +229,8 @@ def advance(
     if not runs:
         return NextAction(f"{state.backfill_id} is to be reconciled", state.backfill_id)
     (run,) = runs
-    if not run.is_finished:
+    # One that lost its process or its engine decides nothing; its retry does.
+    if not run.is_finished or awaits_retry(instance, run):
         return NextAction(f"{state.backfill_id} is being reconciled")
     stages = state.plan.stages
     if run.status is not dg.DagsterRunStatus.SUCCESS:

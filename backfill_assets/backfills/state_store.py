@@ -191,15 +191,13 @@ def read_status(
     if name.partition("-")[0] in active_ids(instance):
         return BackfillStatus.ACTIVE
     is_plan = state is not None and name == state.plan.id
-    if state and is_plan:
-        if state.ended:
-            return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
-        name = state.backfill_id
-    launch = instance.get_backfill(name)
+    launch = instance.get_backfill(state.backfill_id if state and is_plan else name)
+    if launch and launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
+        return BackfillStatus.ACTIVE  # also of a plan that ended as one of its tables is no more
+    if state and is_plan and state.ended:
+        return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
     if launch is None:
         return BackfillStatus.NOT_LAUNCHED
-    if launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
-        return BackfillStatus.ACTIVE
     # A plan is complete only once its stages are reconciled.
     succeeded = launch.status in _SUCCEEDED and not is_plan
     return BackfillStatus.COMPLETED if succeeded else BackfillStatus.FAILED
@@ -241,16 +239,19 @@ def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
         plan_error = str(error)
     except BackfillRefusedError:
         pass  # no plan
-    if state and len(name) == _RUN_ID_LENGTH:
+    if (state or plan_error) and len(name) == _RUN_ID_LENGTH:
         name = id_
-    stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
-    launches = [
-        launch
-        for stage in stages
-        if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
-        for launch in _stage_attempts(instance, stage)
-        if f"{launch.backfill_id}-".startswith(f"{name}-")
-    ]
+    if plan_error:  # it does not say which stages there are
+        candidates = sorted(instance.get_backfills(), key=lambda launch: launch.backfill_timestamp)
+    else:
+        stages = [f"{id_}-{stage}" for stage, _ in state.plan.stages] if state else [name]
+        candidates = [
+            launch
+            for stage in stages
+            if f"{name}-".startswith(f"{stage}-") or f"{stage}-".startswith(f"{name}-")
+            for launch in _stage_attempts(instance, stage)
+        ]
+    launches = [launch for launch in candidates if f"{launch.backfill_id}-".startswith(f"{name}-")]
     return Backfill(name, state, launches, read_status(instance, name, state), plan_error)
 
 

@@ -293,6 +293,11 @@ class Grain(Enum):
         """The day on which weeks begin, 0 for Monday; None for days and months."""
         return self.value // 10 if self.value % 10 == Grain.WEEKLY.value else None
 
+    @property
+    def job_name(self) -> str:
+        """The name of the job of the tables of the grain."""
+        return self.name.lower()
+
     def first_day(self, day: date) -> date:
         """The first day of the partition that contains a day."""
         if self is Grain.MONTHLY:

@@ -10,7 +10,7 @@ launch the retry at that moment, it is lost and a backfill waits for it for ever
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from traceback import TracebackException
 
 import dagster as dg
@@ -274,6 +274,14 @@ def _failed_to_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
         return False
     group = instance.get_run_group(run.run_id)
     return group is not None and all(other.parent_run_id != run.run_id for other in group[1])
+
+
+def awaits_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether Dagster is to launch a retry of a failed run, and the failure is not too old."""
+    if not run.is_complete_and_waiting_to_retry:
+        return False
+    record = instance.get_run_record_by_id(run.run_id)
+    return record is not None and record.update_timestamp > datetime.now(timezone.utc) - _STALE
 
 
 def is_retry(run: dg.DagsterRun) -> bool:

@@ -316,7 +316,7 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
 
 
 #: The job of the tables of a grain.
-_JOB_NAMES = {grain: grain.name.lower() for grain in Grain}
+_JOB_NAMES = {grain: grain.job_name for grain in Grain}
 
 
 @dataclass(frozen=True)

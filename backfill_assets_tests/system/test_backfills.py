@@ -386,18 +386,13 @@ def test_days_whose_input_is_not_there(pipeline):
         launch_plan(pipeline, alone.id)
 
 
-def run_job(pipeline, *, root=None):
+def run_job(pipeline, *, root=None, plan=""):
     """A run of the job `backfill`; as Dagster's retry of another, if one is given."""
+    days = {"days": "2024-01-01...2024-01-02", "tables": list(LAYERS)}
     tags = {"dagster/retry_number": "1", "dagster/parent_run_id": root, "dagster/root_run_id": root}
     return pipeline.repository.get_job("backfill").execute_in_process(
         instance=pipeline.instance,
-        run_config={
-            "ops": {
-                "launch_stages": {
-                    "config": {"days": "2024-01-01...2024-01-02", "tables": list(LAYERS)}
-                }
-            }
-        },
+        run_config={"ops": {"launch_stages": {"config": {"plan": plan} if plan else days}}},
         tags=tags if root else {},
     )
 
@@ -419,6 +414,25 @@ def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     assert len(pipeline.instance.get_backfills()) == 2
 
 
+def test_a_launch_that_is_retried_launches_a_plan_that_had_failed(pipeline):
+    """The launch before it, which failed, is none of the lost run's."""
+    plan = make_plan(pipeline, "2024-01-01")
+    launch_plan(pipeline, plan.id)
+    stage = pipeline.instance.get_backfill(f"{plan.id}-rest")
+    pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
+    state = state_store.load(pipeline.instance, plan.id)
+    backfills._end_backfill(pipeline.instance, state, "it did not pass")
+    lost = pipeline.instance.create_run_for_job(
+        pipeline.repository.get_job("backfill"), status=dg.DagsterRunStatus.FAILURE
+    )
+    run_job(pipeline, root=lost.run_id, plan=plan.id)
+    assert state_store.active_ids(pipeline.instance) == [plan.id]
+    assert state_store.load(pipeline.instance, plan.id).backfill_id == f"{plan.id}-rest-2"
+    # A second retry finds that launch.
+    run_job(pipeline, root=lost.run_id, plan=plan.id)
+    assert len(pipeline.instance.get_backfills()) == 2
+
+
 def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     unreadable, plan = (make_plan(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
     launch_plan(pipeline, unreadable.id)
@@ -436,6 +450,11 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     assert "; closed" in tick_planned_backfills(pipeline)
     assert state_store.active_ids(pipeline.instance) == [plan.id]
     state_store.find_ended_backfill(pipeline.instance, unreadable.id)
+    # Its post-mortem says so, and what it launched is known.
+    ledgers = read_ledgers(pipeline.deployment)
+    page = history.render_postmortem(read_history(pipeline.instance, ledgers, unreadable.id))
+    assert f"plan {unreadable.id} was kept by another version" in page
+    assert "There was no plan" not in page
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.deployment).plan_loads(day(9))
@@ -455,6 +474,12 @@ def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
     assert f"{plan.id}-rest is under way" in message
     assert state_store.active_ids(pipeline.instance) == [plan.id]
     assert "no table gone" in state_store.load(pipeline.instance, orphaned.id).ended
+    # As long as Dagster works at its stage, it cannot be undone or launched again.
+    with pytest.raises(BackfillRefusedError, match=f"{orphaned.id} is under way"):
+        state_store.find_ended_backfill(pipeline.instance, orphaned.id)
+    stage = pipeline.instance.get_backfill(f"{orphaned.id}-rest")
+    pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.FAILED))
+    state_store.find_ended_backfill(pipeline.instance, orphaned.id)
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
