@@ -23,8 +23,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
-from backfill_assets.landing import formats
-from backfill_assets.landing.formats import ParquetColumns
+from backfill_assets.landing import formats, parquet
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
     LandingError,
@@ -33,6 +32,7 @@ from backfill_assets.landing.listing import (
     folder_name,
     list_landing,
 )
+from backfill_assets.landing.parquet import ParquetColumns
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.frames import create_frame
@@ -386,7 +386,7 @@ def _limit_kinds(landing_files: LandingFiles) -> None:
 
     Spark plans one read for each; it cannot handle thousands.
     """
-    kinds: dict[date, set[str | formats.ParquetColumns]] = defaultdict(set)
+    kinds: dict[date, set[str | ParquetColumns]] = defaultdict(set)
     for file, kind in sorted(
         (landing_files.headers | landing_files.columns).items(),
         key=lambda pair: pair[0].source_file,
@@ -410,7 +410,7 @@ class _Unreadable:
 
 #: The result of a probe: the Parquet columns, the CSV header (None if there is no line), None for
 #: JSON, or why the file cannot be read.
-_Probe = formats.ParquetColumns | str | None | _Unreadable
+_Probe = ParquetColumns | str | None | _Unreadable
 
 
 def _probe_file(
@@ -423,7 +423,7 @@ def _probe_file(
     entry, file = opened
     try:
         if file.format == "parquet":
-            return formats.footer_columns(limits.read_footer(filesystem, entry), source)
+            return parquet.footer_columns(limits.read_footer(filesystem, entry), source)
         limits.check_text(filesystem, entry)
         return formats.read_header(filesystem, entry.path, source) if file.format == "csv" else None
     # Arrow decodes the names of Parquet columns lazily.
@@ -437,7 +437,7 @@ def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Pro
     if isinstance(probe, _Unreadable):
         landing_files.broken[file] = probe.reason
         return
-    if isinstance(probe, formats.ParquetColumns):
+    if isinstance(probe, ParquetColumns):
         landing_files.columns[file] = probe
     elif file.format == "csv":
         if probe is None:
@@ -475,7 +475,7 @@ def _files_by_header(landing_files: LandingFiles) -> Mapping[str, list[LandingFi
 
 def _files_by_columns(
     landing_files: LandingFiles,
-) -> Mapping[formats.ParquetColumns, list[LandingFile]]:
+) -> Mapping[ParquetColumns, list[LandingFile]]:
     return _group_files(landing_files.columns, landing_files.files)
 
 
@@ -513,10 +513,10 @@ def _count_lines(
         )
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for columns, files in _files_by_columns(landing_files).items():
-        rows = formats.parquet_rows(spark, _file_urls(files), columns)
+        rows = parquet.parquet_rows(spark, _file_urls(files), columns)
         frames.append(
             rows.select(
-                formats.origin_columns(source)[1], formats.decoding_hash(columns).alias("touched")
+                formats.origin_columns(source)[1], parquet.decoding_hash(columns).alias("touched")
             )
         )
     if not frames:
@@ -556,8 +556,8 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
             )
         )
     parquet_frames = [
-        formats.parquet_fields(
-            formats.parquet_rows(spark, _file_urls(files), columns), columns, source
+        parquet.parquet_fields(
+            parquet.parquet_rows(spark, _file_urls(files), columns), columns, source
         )
         for columns, files in _files_by_columns(landing_files).items()
     ]

@@ -1,0 +1,245 @@
+"""Parquet files of the landing: the columns to read, and their values as fields of a source."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.landing.formats import (
+    PROBLEM,
+    TEXT,
+    identifier_fields,
+    json_fields,
+    missing_field,
+    origin_columns,
+)
+from backfill_assets.landing.listing import LandingError
+from backfill_assets.spark.frames import quote_name
+from backfill_assets.tables.sources import Source
+
+_SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
+    pa.null(): T.IntegerType(),
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.ByteType(),
+    pa.int16(): T.ShortType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.uint8(): T.ShortType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.large_string(): T.StringType(),
+    pa.string_view(): T.StringType(),
+    pa.date32(): T.DateType(),
+    pa.date64(): T.DateType(),
+}
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+
+
+@dataclass(frozen=True)
+class ParquetColumns:
+    """The columns to read of a Parquet file.
+
+    Spark gets the types instead of inferring them: otherwise one column that it cannot read (a half
+    float, a time, a name in two spellings) fails every file of the run.
+
+    Attributes:
+        types: the columns that Spark can read, and what their values are.
+        nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
+        unreadable: fields of the source that cannot be read, with their types.
+    """
+
+    types: tuple[tuple[str, T.DataType], ...]
+    nanoseconds: frozenset[str]
+    unreadable: tuple[tuple[str, str], ...]
+
+    @property
+    def spark_schema(self) -> T.StructType:
+        """The columns for Spark's reader (see `spark.sql.legacy.parquet.nanosAsLong`)."""
+        return T.StructType(
+            [
+                T.StructField(name, T.LongType() if name in self.nanoseconds else kind)
+                for name, kind in self.types
+            ]
+        )
+
+
+def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
+    """The columns of a file, from its footer.
+
+    Raises:
+        LandingError: the file has a field of the source twice.
+    """
+    schema = footer.schema.to_arrow_schema()
+    leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
+    # Timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
+    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    # Spark ignores upper and lower case; `_metadata` is its own column.
+    spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
+    types, nanoseconds, unreadable = {}, set(), {}
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if spellings[name.lower()] > 1:
+            if name in source.fields:
+                raise LandingError(f"more than one column is named {name}")
+            continue
+        spark_type = T.TimestampType() if name in int96 else _spark_type(kind)
+        if spark_type is None and name in json_fields(source):
+            spark_type = _nested_type(kind)
+        if spark_type is not None:
+            types[name] = spark_type
+            if _is_nanoseconds(kind) and name not in int96:
+                nanoseconds.add(name)
+        elif name in source.fields:
+            unreadable[name] = str(kind)
+    return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
+
+
+def _spark_type(kind: pa.DataType) -> T.DataType | None:
+    """The type of the values of a Parquet column; None for nested and unsupported types."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_decimal(kind) and kind.precision <= 38:
+        return T.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        return T.TimestampType() if kind.tz else T.TimestampNTZType()
+    return _SPARK_TYPES.get(kind)
+
+
+def _nested_type(kind: pa.DataType) -> T.DataType | None:
+    """The type that Spark reads a nested column as; None if a part cannot be read."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, _nested_type(field.type)) for field in kind]
+        # Spark fails on two spellings of a name, as for columns.
+        if not parts or len({name.lower() for name, _ in parts}) < len(parts):
+            return None
+        read = [T.StructField(name, part) for name, part in parts if part is not None]
+        return T.StructType(read) if len(read) == len(parts) else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        part = _nested_type(kind.value_type)
+        return T.ArrayType(part) if part is not None else None
+    if pa.types.is_map(kind):
+        key, part = _spark_type(kind.key_type), _nested_type(kind.item_type)
+        return T.MapType(key, part) if isinstance(key, T.StringType) and part is not None else None
+    # Nested nanoseconds would be integers in the JSON.
+    return None if _is_nanoseconds(kind) else _spark_type(kind)
+
+
+def _is_nanoseconds(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.unit == "ns"
+
+
+def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
+    """The rows of Parquet files with these columns."""
+    return spark.read.schema(columns.spark_schema).parquet(*urls)
+
+
+def decoding_hash(columns: ParquetColumns) -> Column:
+    """A hash over all columns: makes Spark decode every page, not just the footer."""
+    return F.xxhash64(
+        F.lit(0),
+        *(
+            _json_column(F.col(quote_name(n))) if _is_nested(t) else F.col(quote_name(n))
+            for n, t in columns.types
+        ),
+    )
+
+
+def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
+    """The fields of Parquet rows, and all columns as `TEXT`: a struct, see `original_line`.
+
+    A field is text that parses to the same value, or has its type if the column's values fit it.
+    """
+    values = {name: _parquet_value(columns, name, kind) for name, kind in columns.types}
+    problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
+    all_problems = [*problems, *_identifier_column_problems(columns, source)]
+    types = dict(columns.types)
+
+    def field_column(name: str) -> Column:
+        if name not in values:
+            return missing_field(name)
+        value, kind = values[name], source.types[name]
+        if _fits_type(types[name], kind, source.timezone):
+            return value.cast(kind).alias(name)
+        return _value_text(value, types[name]).alias(name)
+
+    return rows.select(
+        *origin_columns(source),
+        F.struct(*[value.alias(name) for name, value in values.items()]).alias(TEXT)
+        if values
+        else F.lit("{}").alias(TEXT),
+        *map(field_column, source.fields),
+        (
+            F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
+        ).alias(PROBLEM),
+    )
+
+
+def _parquet_value(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+    """The values of a column; a number of nanoseconds as a timestamp."""
+    column = F.col(quote_name(name))
+    if name not in columns.nanoseconds:
+        return column
+    # Floor, also before 1970.
+    micros = F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long")
+    return F.timestamp_micros(micros).cast(kind)
+
+
+def _fits_type(kind: T.DataType, field_type: T.DataType, timezone: str) -> bool:
+    """Whether a cast to the type of a field keeps each value of a column."""
+    if isinstance(field_type, T.DecimalType) and isinstance(kind, T.DecimalType):
+        whole_digits = field_type.precision - field_type.scale
+        return kind.scale <= field_type.scale and kind.precision - kind.scale <= whole_digits
+    if isinstance(field_type, T.LongType):
+        return isinstance(kind, T.IntegralType)
+    if isinstance(kind, T.TimestampNTZType):
+        return isinstance(field_type, T.TimestampType) and timezone == "UTC"
+    return kind == field_type and not isinstance(field_type, T.StringType)
+
+
+def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
+    """The problems of identifiers that are neither strings nor whole numbers, null if none."""
+    problems = []
+    for name, kind in columns.types:
+        whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
+        if name in identifier_fields(source) and not (whole or isinstance(kind, T.StringType)):
+            text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
+            problems.append(F.when(F.col(quote_name(name)).isNotNull(), text))
+    return problems
+
+
+def original_line(kind: T.DataType, source: Source) -> Column:
+    """The column `TEXT` as text: a line as it landed, a Parquet row as JSON.
+
+    Times that are moments get an offset if the source's times without one are not of UTC.
+    """
+    if not isinstance(kind, T.StructType):
+        return F.make_valid_utf8(TEXT)
+    texts = []
+    for field in kind:
+        value = F.col(TEXT)[field.name]
+        text = _value_text(value, field.dataType)
+        if isinstance(field.dataType, T.TimestampType) and source.timezone != "UTC":
+            text = F.concat(text, F.lit("Z"))
+        texts.append(text.alias(field.name))
+    return F.make_valid_utf8(F.to_json(F.struct(*texts)))
+
+
+def _value_text(value: Column, kind: T.DataType) -> Column:
+    """A value as text; a nested one as JSON."""
+    return _json_column(value) if _is_nested(kind) else value.cast("string")
+
+
+def _is_nested(kind: T.DataType) -> bool:
+    return isinstance(kind, _NESTED)
+
+
+def _json_column(column: Column) -> Column:
+    return F.to_json(column, {"ignoreNullFields": "false"})
