@@ -12,7 +12,7 @@ from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
-from backfill_assets.backfills.undo import reverted_by_table
+from backfill_assets.backfills.undo import NothingToUndoError, reverted_by_table
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
@@ -279,6 +279,11 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
                 for events in publisher.events(context.instance, table, day_results):
                     yield from events
                 publisher.report_commits(context, context.run, table, day_results)
+        except NothingToUndoError as error:
+            # A retry whose first attempt lost its process after the last commit is done.
+            if not is_retry(context.run):
+                raise dg.Failure(str(error), allow_retries=False) from error
+            context.log.info("The attempt before had put all days back.")
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)

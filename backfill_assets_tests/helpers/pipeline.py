@@ -312,13 +312,19 @@ def count_outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
 
 
 def run_undo(
-    pipeline: Pipeline, name: str, days: str = "", *, fails: bool = False
+    pipeline: Pipeline,
+    name: str,
+    days: str = "",
+    *,
+    fails: bool = False,
+    tags: Mapping[str, str] | None = None,
 ) -> dg.ExecuteInProcessResult:
     """Put back what a backfill or a run has published."""
     config = {"backfill": name, "days": days, "reason": "a drill"}
     result = pipeline.repository.get_job("undo").execute_in_process(
         instance=pipeline.instance,
         run_config={"ops": {"put_back": {"config": config}}},
+        tags=tags,
         raise_on_error=False,
     )
     assert result.success is not fails, pipeline.failure(result)
