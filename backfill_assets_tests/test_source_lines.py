@@ -9,7 +9,6 @@ import csv
 import io
 import json
 from collections import Counter
-from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +29,7 @@ from backfill_assets.assets.raw_rows import (
     rejected_rows,
 )
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
 from backfill_assets.landing.formats import careful_patterns, number_pattern
 from backfill_assets.landing.listing import LandingError, list_landing
@@ -359,54 +359,147 @@ def test_the_patterns_of_orders() -> None:
     )
 
 
-# Values of Parquet, and the moments that they are for a source of UTC and one of Berlin.
+class Clock(pa.DataFrameModel):
+    """Times of a row, each in a column of another type."""
+
+    clock_id: T.StringType = Field(description="Clock.")
+    text: T.TimestampType = Field(description="Text without an offset.")
+    text_offset: T.TimestampType = Field(description="Text with an offset.")
+    local: T.TimestampType = Field(description="Not adjusted to UTC.")
+    local_early: T.TimestampType = Field(description="The same, in the first year.")
+    local_nanoseconds: T.TimestampType = Field(description="The same, in nanoseconds.")
+    day: T.TimestampType = Field(description="A date.")
+    moment: T.TimestampType = Field(description="Adjusted to UTC.")
+    moment_of_tokyo: T.TimestampType = Field(description="The same, with a zone to show it in.")
+    moment_early: T.TimestampType = Field(description="The same, in the first year.")
+    moment_nanoseconds: T.TimestampType = Field(description="The same, in nanoseconds.")
+    ticks: T.LongType = Field(description="A number.")
+
+
 SUMMER = datetime(2023, 7, 2, 8, tzinfo=timezone.utc)
 FIRST_YEAR = datetime(1, 7, 2, 8, tzinfo=timezone.utc)
+# By column: its value and type, and its time for a source of UTC and for one of Berlin.
 TIMES = {
     "text": ("2023-07-02 08:00:00", arrow.string(), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
-    "text-offset": ("2023-07-02 08:00:00+02:00", arrow.string(), "2023-07-02 06:00:00", "2023-07-02 06:00:00"),
+    "text_offset": ("2023-07-02T08:00:00+02:00", arrow.string(), "2023-07-02 06:00:00", "2023-07-02 06:00:00"),
     "local": (SUMMER, arrow.timestamp("us"), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
-    "local-early": (FIRST_YEAR, arrow.timestamp("us"), "0001-07-02 08:00:00", "0001-07-02 07:06:32"),
-    "local-nanoseconds": (SUMMER, arrow.timestamp("ns"), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
+    "local_early": (FIRST_YEAR, arrow.timestamp("us"), "0001-07-02 08:00:00", "0001-07-02 07:06:32"),
+    "local_nanoseconds": (SUMMER, arrow.timestamp("ns"), "2023-07-02 08:00:00", "2023-07-02 06:00:00"),
     "day": (SUMMER.date(), arrow.date32(), "2023-07-02 00:00:00", "2023-07-01 22:00:00"),
     "moment": (SUMMER, arrow.timestamp("us", "UTC"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
-    "moment-of-tokyo": (SUMMER, arrow.timestamp("ms", "Asia/Tokyo"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
-    "moment-early": (FIRST_YEAR, arrow.timestamp("us", "UTC"), "0001-07-02 08:00:00", "0001-07-02 08:00:00"),
-    "moment-nanoseconds": (SUMMER, arrow.timestamp("ns", "UTC"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
-    "moment-int96": (SUMMER, arrow.timestamp("ns"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+    "moment_of_tokyo": (SUMMER, arrow.timestamp("ms", "Asia/Tokyo"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
+    "moment_early": (FIRST_YEAR, arrow.timestamp("us", "UTC"), "0001-07-02 08:00:00", "0001-07-02 08:00:00"),
+    "moment_nanoseconds": (SUMMER, arrow.timestamp("ns", "UTC"), "2023-07-02 08:00:00", "2023-07-02 08:00:00"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("typed_frames", [0, 2])
 def test_moments_in_parquet_are_not_read_as_times_of_the_zone(
-    spark, tmp_path: Path, zone: str
+    spark, tmp_path: Path, monkeypatch, zone: str, typed_frames: int
 ) -> None:
     """Spark writes moments: as local times they would all be hours off."""
-    source = replace(VISITS, timezone=zone)
-    day_folder = tmp_path / "visits" / f"arrival_date={DAY}"
+    monkeypatch.setattr(landing_files, "MOST_TYPED_FRAMES", typed_frames)
+    source = Source("clocks", Clock, key=["clock_id"], event_time="moment", timezone=zone)
+    day_folder = tmp_path / "clocks" / f"arrival_date={DAY}"
     day_folder.mkdir(parents=True)
-    for name, (value, kind, *_) in TIMES.items():
-        rows = parquet_table("at", arrow.array([value, value], kind))
-        clicks = arrow.array(["3", "none"])
-        rows = rows.set_column(rows.column_names.index("clicks"), "clicks", clicks)
-        int96 = name.endswith("int96")
-        path = day_folder / f"{name}.parquet"
-        pq.write_table(rows, path, use_deprecated_int96_timestamps=int96)
+    columns = {name: arrow.array([value, value], kind) for name, (value, kind, *_) in TIMES.items()}
+    # The second row is rejected.
+    table = arrow.table({"clock_id": ["a", "b"], **columns, "ticks": ["1", "none"]})
+    pq.write_table(table, day_folder / "plain.parquet")
+    int96 = table.drop_columns(["local_early", "moment_early"])
+    for name in ("local_early", "moment_early"):  # too early for it
+        int96 = int96.append_column(name, columns["moment"])
+    pq.write_table(int96, day_folder / "int96.parquet", use_deprecated_int96_timestamps=True)
     files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
     read = read_versions(read_lines(spark, files, source), source, "UTC")
     # The text of a rejected row is the same moment if it lands again as a line.
-    text_time = parse_timestamp(F.get_json_object("_text", "$.at"), zone)
-    rows = read.select(
-        "source_file",
-        (F.col("_reason").isNull()).alias("is_accepted"),
-        F.when(F.col("_reason").isNull(), F.col("at")).otherwise(text_time).cast("string"),
-    ).collect()
-    moments = {(Path(file).stem, is_accepted): moment for file, is_accepted, moment in rows}
-    assert moments == {
-        (name, is_accepted): berlin if zone == "Europe/Berlin" else utc
-        for name, (_, _, utc, berlin) in TIMES.items()
-        for is_accepted in (True, False)
+    times = [
+        F.when(F.col("_reason").isNull(), F.col(name))
+        .otherwise(parse_timestamp(F.get_json_object("_text", f"$.{name}"), zone))
+        .cast("string")
+        for name in TIMES
+    ]
+    rows = read.select("source_file", F.col("_reason").isNull(), *times).collect()
+    expected = {name: berlin if zone != "UTC" else utc for name, (*_, utc, berlin) in TIMES.items()}
+    # INT96 has no mark: it is a moment.
+    moments = {
+        name: "2023-07-02 08:00:00" for name in TIMES if name.startswith(("local", "moment"))
     }
+    expected_by_file = {"plain": expected, "int96": {**expected, **moments}}
+    assert {(Path(file).stem, accepted): values for file, accepted, *values in rows} == {
+        (file, accepted): [*file_values.values()]
+        for file, file_values in expected_by_file.items()
+        for accepted in (True, False)
+    }
+
+
+EPOCH = date(1970, 1, 1)
+# A value of a column in the type of its field, as Parquet stores it, and the value or the reason.
+STORED = [
+    ("clicks", 7, 7),
+    ("clicks", None, "missing clicks"),
+    ("clicks", -1, "bad clicks"),
+    ("clicks", 2**63 - 1, 2**63 - 1),
+    ("paid", 9_999_999_999, Decimal("9999999.999")),
+    ("paid", -9_999_999_999, Decimal("-9999999.999")),
+    ("paid", 10**10, "bad paid: not a number that decimal(10,3) holds, with a point for decimals"),
+    ("paid", -(10**17), "bad paid: not a number that decimal(10,3) holds, with a point for decimals"),
+    ("paid", None, None),
+    ("logged_in", False, False),
+    ("logged_in", None, "missing logged_in"),
+    ("signed_up", (date(1, 1, 1) - EPOCH).days, date(1, 1, 1)),
+    ("signed_up", (date.max - EPOCH).days, date.max),
+    ("signed_up", (date.max - EPOCH).days + 1, "bad signed_up: not a date as 2024-01-31"),
+    ("signed_up", (date(1, 1, 1) - EPOCH).days - 1, "bad signed_up: not a date as 2024-01-31"),
+    ("signed_up", None, None),
+    ("at", None, "missing at"),
+    ("at", 253402300800000000, "bad at: not a time as 2024-01-31T08:30:00Z"),
+    ("at", -62135596800000001, "bad at: not a time as 2024-01-31T08:30:00Z"),
+]  # fmt: skip
+
+
+def decimal_array(unscaled: list[int | None], kind: arrow.Decimal128Type) -> arrow.Array:
+    """Decimals that may have more digits than their type declares."""
+    data = b"".join((number or 0).to_bytes(16, "little", signed=True) for number in unscaled)
+    validity = arrow.array([number is not None for number in unscaled]).buffers()[1]
+    return arrow.Array.from_buffers(kind, len(unscaled), [validity, arrow.py_buffer(data)])
+
+
+@pytest.mark.parametrize("typed_frames", [0, 2])
+def test_stored_values_are_read_as_their_text_would_be(
+    spark, tmp_path: Path, monkeypatch, typed_frames: int
+) -> None:
+    monkeypatch.setattr(landing_files, "MOST_TYPED_FRAMES", typed_frames)
+    day_folder = tmp_path / "visits" / f"arrival_date={DAY}"
+    day_folder.mkdir(parents=True)
+    stamp = int(datetime(2024, 1, 2, 10, tzinfo=timezone.utc).timestamp() * 1_000_000)
+    usual = {"clicks": 3, "paid": 1500, "logged_in": True, "signed_up": (READ["signed_up"] - EPOCH).days, "at": stamp, "seen_at": stamp}  # fmt: skip
+    cells = {name: [value if name == n else rest for n, value, _ in STORED] for name, rest in usual.items()}  # fmt: skip
+    count = len(STORED)
+    table = arrow.table(
+        {
+            "visit_id": [f"v{n}" for n in range(count)],
+            "user_id": ["u1"] * count,
+            "clicks": cells["clicks"],
+            "paid": decimal_array(cells["paid"], arrow.decimal128(10, 3)),
+            "logged_in": cells["logged_in"],
+            "signed_up": arrow.array(cells["signed_up"], arrow.int32()).view(arrow.date32()),
+            "at": arrow.array(cells["at"]).view(arrow.timestamp("us", "UTC")),
+            "seen_at": arrow.array(cells["seen_at"]).view(arrow.timestamp("us", "UTC")),
+            "properties": [json.dumps(GOOD["properties"])] * count,
+        }
+    )
+    pq.write_table(table, day_folder / "a.parquet", store_decimal_as_integer=True)
+    files = probe_files(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
+    (frame,) = read_lines(spark, files, VISITS)
+    assert (dict(frame.dtypes)["clicks"] == "bigint") is bool(typed_frames)
+    rows = read_versions([frame], VISITS, "UTC").orderBy("visit_id").drop("at", "seen_at").collect()
+    by_id = {row["visit_id"]: row.asDict() for row in rows}
+    for n, (name, _, expected) in enumerate(STORED):
+        row = by_id[f"v{n}"]
+        assert (name, row["_reason"] or row[name]) == (name, expected)
+    assert len(rows) == count
 
 
 class Reading(pa.DataFrameModel):

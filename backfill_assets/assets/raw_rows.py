@@ -63,7 +63,7 @@ def _parse_rare_timestamp(text: Column) -> Column:
         F.concat(to_minutes, F.lit(":00"), F.substring(text, 17, 6)),
     ).otherwise(F.translate(text, ",", "."))
     parsed = whole.try_cast("timestamp")
-    return F.when(text.rlike(_TIMESTAMP), limit_value(parsed, T.TimestampType()))
+    return F.when(text.rlike(_TIMESTAMP), null_if_out_of_range(parsed, T.TimestampType()))
 
 
 def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
@@ -140,10 +140,10 @@ def parse_json(text: Column) -> Column:
     return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
 
 
-def limit_value(value: Column, kind: T.DataType) -> Column:
+def null_if_out_of_range(value: Column, kind: T.DataType) -> Column:
     """Return a value of a type; null if it is beyond what a Python value, or the type, can hold.
 
-    Spark reads such values from Parquet: years after 9999, and more digits than a decimal has.
+    Spark reads such values from Parquet: years after 9999, and decimals of too many digits.
     """
     match kind:
         case T.TimestampType():
@@ -151,8 +151,8 @@ def limit_value(value: Column, kind: T.DataType) -> Column:
         case T.DateType():
             limits = ("0001-01-01", "9999-12-31")
         case T.DecimalType():
-            most = "9" * (kind.precision - kind.scale) + "." + "9" * kind.scale
-            limits = (f"-{most}", most)
+            largest = "9" * (kind.precision - kind.scale) + "." + "9" * kind.scale
+            limits = (f"-{largest}", largest)
         case _:
             return value
     return F.when(value.between(*(F.lit(limit).cast(kind) for limit in limits)), value)
@@ -212,7 +212,7 @@ def read_versions(frames: Sequence[DataFrame], source: Source, timezone: str) ->
 def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     verbatim = {*identifier_fields(source)}
     landed_types = {field.name: field.dataType for field in lines.schema}
-    typed = {
+    typed_fields = {
         name
         for name in source.fields
         if name not in verbatim and not isinstance(landed_types[name], T.StringType)
@@ -223,7 +223,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         TEXT,
         PROBLEM,
         *[
-            (F.col(name) if name in typed else F.nullif(name, F.lit(""))).alias(
+            (F.col(name) if name in typed_fields else F.nullif(name, F.lit(""))).alias(
                 name if name in verbatim else _landed_column(name)
             )
             for name in source.fields
@@ -231,8 +231,8 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     )
     values = {}
     for name in source.fields:
-        if name in typed:
-            values[name] = limit_value(F.col(_landed_column(name)), source.types[name])
+        if name in typed_fields:
+            values[name] = null_if_out_of_range(F.col(_landed_column(name)), source.types[name])
         elif name not in verbatim:
             values[name] = _parse_field(source, name, F.col(_landed_column(name)))
     frame = frame.withColumns(values)
@@ -241,7 +241,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     ahead = F.datediff(version_day, "arrival_date")
     reason = F.coalesce(
         F.col(PROBLEM),
-        *_field_reasons(source, verbatim, typed),
+        *_field_reasons(source, verbatim, typed_fields),
         F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
@@ -263,7 +263,7 @@ def _landed_column(name: str) -> str:
     return f"_field_{name}"
 
 
-def _field_reasons(source: Source, verbatim: set[str], typed: set[str]) -> Iterator[Column]:
+def _field_reasons(source: Source, verbatim: set[str], typed_fields: set[str]) -> Iterator[Column]:
     """Yield why a line's fields are invalid, in the order of the fields."""
     for name in source.fields:
         value = F.col(name)
@@ -272,7 +272,7 @@ def _field_reasons(source: Source, verbatim: set[str], typed: set[str]) -> Itera
         reason = F.when(landed.isNull(), null)
         if name not in verbatim:
             kind = source.types[name]
-            if isinstance(kind, T.DecimalType) and name not in typed:
+            if isinstance(kind, T.DecimalType) and name not in typed_fields:
                 reason = reason.when(*_surplus_decimals(name, landed, value, kind))
             reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
         # A row that violates Delta's CHECK constraint would fail the whole run.

@@ -1,7 +1,8 @@
 """Landing files: checks that each can be read, counts its lines, and reads their fields.
 
-`listing` lists the files, and `formats` reads each format. Fields are text, or values of a Parquet
-column; what they mean (a timestamp, money, a log day) is decided in `assets.raw_rows`.
+`listing` lists the files, `formats` reads lines of text and `parquet` Parquet files. Fields are
+text, or values of a Parquet column; what they mean (a timestamp, money, a log day) is decided in
+`assets.raw_rows`.
 """
 
 import json
@@ -217,6 +218,9 @@ def _is_valid_total(amount: Decimal) -> bool:
 
 Result = TypeVar("Result")
 Kind = TypeVar("Kind")
+#: Maximum number of sets of Parquet columns whose values are not read as text. Spark plans the
+#: parsing of each frame apart, which takes a second.
+MOST_TYPED_FRAMES = 2
 #: Maximum number of different headers and sets of columns in one folder.
 _MOST_KINDS = 100
 
@@ -530,10 +534,11 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
     """Every line of the probed files, with its fields.
 
     Returns:
-        A frame of the lines of text, and one for each set of Parquet columns. Columns:
-        `arrival_date`, `source_file`, `_text` (the line, or the columns of a Parquet row), the
-        fields of the source as text (of a Parquet row some in their types), and `_problem` (why the
-        line has no fields, or null).
+        A frame of the lines of text, and one for each set of Parquet columns; if there are more
+        than `MOST_TYPED_FRAMES` of these, they are text too. Columns: `arrival_date`,
+        `source_file`, `_text` (the line, or the columns of a Parquet row), the fields of the source
+        as text (of a Parquet row some in their types), and `_problem` (why the line has no fields,
+        or null).
     """
     text_frames = []
     if json_files := _json_files(landing_files):
@@ -555,12 +560,19 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
                 source,
             )
         )
+    files_by_columns = _files_by_columns(landing_files)
+    as_text = len(files_by_columns) > MOST_TYPED_FRAMES
     parquet_frames = [
         parquet.parquet_fields(
-            parquet.parquet_rows(spark, _file_urls(files), columns), columns, source
+            parquet.parquet_rows(spark, _file_urls(files), columns),
+            columns,
+            source,
+            as_text=as_text,
         )
-        for columns, files in _files_by_columns(landing_files).items()
+        for columns, files in files_by_columns.items()
     ]
+    if as_text:
+        text_frames, parquet_frames = [*text_frames, *parquet_frames], []
     if not text_frames and not parquet_frames:
         return [create_frame(spark, formats.lines_schema(source))]
     return [*([_union_all(text_frames)] if text_frames else []), *parquet_frames]

@@ -52,7 +52,7 @@ class ParquetColumns:
     float, a time, a name in two spellings) fails every file of the run.
 
     Attributes:
-        types: the columns that Spark can read, and what their values are.
+        types: the columns that Spark can read, with the types of their values.
         nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
         unreadable: fields of the source that cannot be read, with their types.
     """
@@ -152,29 +152,37 @@ def decoding_hash(columns: ParquetColumns) -> Column:
     )
 
 
-def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
-    """The fields of Parquet rows, and all columns as `TEXT`: a struct, see `original_line`.
+def parquet_fields(
+    rows: DataFrame, columns: ParquetColumns, source: Source, *, as_text: bool
+) -> DataFrame:
+    """The fields of Parquet rows, and all their columns as `TEXT`, see `original_line`.
 
-    A field is text that parses to the same value, or has its type if the column's values fit it.
+    Args:
+        rows: of `parquet_rows`.
+        columns: of the files.
+        source: whose fields they are.
+        as_text: whether all fields are text that parses to the same value, and `TEXT` is JSON, as
+            `lines_schema` says; otherwise fields have their type where the column has it, and
+            `TEXT` is a struct, which takes a third of the time.
     """
-    values = {name: _parquet_value(columns, name, kind) for name, kind in columns.types}
+    types = dict(columns.types)
+    values = {name: _parquet_value(columns, name, kind) for name, kind in types.items()}
+    texts = {name: _value_text(values[name], kind, source) for name, kind in types.items()}
     problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
     all_problems = [*problems, *_identifier_column_problems(columns, source)]
-    types = dict(columns.types)
 
     def field_column(name: str) -> Column:
-        if name not in values:
+        if name not in types:
             return missing_field(name)
-        value, kind = values[name], source.types[name]
-        if _fits_type(types[name], kind, source.timezone):
-            return value.cast(kind).alias(name)
-        return _value_text(value, types[name]).alias(name)
+        if as_text or not _fits_type(types[name], source.types[name], source.timezone):
+            return texts[name].alias(name)
+        return values[name].cast(source.types[name]).alias(name)
 
+    cells = texts if as_text else values
+    row = F.struct(*[column.alias(name) for name, column in cells.items()])
     return rows.select(
         *origin_columns(source),
-        F.struct(*[value.alias(name) for name, value in values.items()]).alias(TEXT)
-        if values
-        else F.lit("{}").alias(TEXT),
+        (F.lit("{}") if not types else F.to_json(row) if as_text else row).alias(TEXT),
         *map(field_column, source.fields),
         (
             F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
@@ -193,10 +201,10 @@ def _parquet_value(columns: ParquetColumns, name: str, kind: T.DataType) -> Colu
 
 
 def _fits_type(kind: T.DataType, field_type: T.DataType, timezone: str) -> bool:
-    """Whether a cast to the type of a field keeps each value of a column."""
-    if isinstance(field_type, T.DecimalType) and isinstance(kind, T.DecimalType):
-        whole_digits = field_type.precision - field_type.scale
-        return kind.scale <= field_type.scale and kind.precision - kind.scale <= whole_digits
+    """Whether a cast to the type of a field keeps each value of a column.
+
+    Not of another decimal: a value of more digits than the column declares becomes null in it.
+    """
     if isinstance(field_type, T.LongType):
         return isinstance(kind, T.IntegralType)
     if isinstance(kind, T.TimestampNTZType):
@@ -216,25 +224,24 @@ def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list
 
 
 def original_line(kind: T.DataType, source: Source) -> Column:
-    """The column `TEXT` as text: a line as it landed, a Parquet row as JSON.
-
-    Times that are moments get an offset if the source's times without one are not of UTC.
-    """
+    """The column `TEXT`, of a type, as text: a line as it landed, a Parquet row as JSON."""
     if not isinstance(kind, T.StructType):
         return F.make_valid_utf8(TEXT)
-    texts = []
-    for field in kind:
-        value = F.col(TEXT)[field.name]
-        text = _value_text(value, field.dataType)
-        if isinstance(field.dataType, T.TimestampType) and source.timezone != "UTC":
-            text = F.concat(text, F.lit("Z"))
-        texts.append(text.alias(field.name))
+    texts = [
+        _value_text(F.col(TEXT)[field.name], field.dataType, source).alias(field.name)
+        for field in kind
+    ]
     return F.make_valid_utf8(F.to_json(F.struct(*texts)))
 
 
-def _value_text(value: Column, kind: T.DataType) -> Column:
-    """A value as text; a nested one as JSON."""
-    return _json_column(value) if _is_nested(kind) else value.cast("string")
+def _value_text(value: Column, kind: T.DataType, source: Source) -> Column:
+    """A value as text: a nested one as JSON, a moment with an offset unless that is the default."""
+    if _is_nested(kind):
+        return _json_column(value)
+    text = value.cast("string")
+    if isinstance(kind, T.TimestampType) and source.timezone != "UTC":
+        return F.concat(text, F.lit("Z"))
+    return text
 
 
 def _is_nested(kind: T.DataType) -> bool:

@@ -202,11 +202,11 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
         pipeline.land(n, [order("poison" if n == bad else f"o-{n}", n)])
     honest, attempts = raw_rows.read_versions, []
 
-    def read_versions(lines, source, timezone):
+    def read_versions(frames, source, timezone):
         attempts.append(1)
         bites = F.raise_error(F.lit("the JVM does not like this"))
         hit = F.when(F.col("order_id") == "poison", bites).otherwise(F.col("order_id"))
-        return honest(lines, source, timezone).withColumn("order_id", hit.cast("string"))
+        return honest(frames, source, timezone).withColumn("order_id", hit.cast("string"))
 
     monkeypatch.setattr(raw_rows, "read_versions", read_versions)
     result = pipeline.run(1, days, fails=True)

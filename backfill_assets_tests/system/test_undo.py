@@ -126,9 +126,9 @@ def test_an_undo_can_be_undone(loaded):
     second_undo = run_undo(loaded, "wrongone", fails=True)
     assert "wrongone is undone already" in loaded.failure(second_undo)
     # Dagster's retry of a run that lost its process after the last commit has nothing to do.
-    versions = {name: loaded.log(name).version() for name in TABLES}
+    versions = {name: loaded.log(name).version() for name in LAYERS}
     run_undo(loaded, "wrongone", tags={"dagster/retry_number": "1"})
-    assert {name: loaded.log(name).version() for name in TABLES} == versions
+    assert {name: loaded.log(name).version() for name in LAYERS} == versions
     run_undo(loaded, result.run_id[:8])
     assert published_digests(loaded) == wrong
 
