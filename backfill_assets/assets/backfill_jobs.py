@@ -279,13 +279,11 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
                 for events in publisher.events(context.instance, table, day_results):
                     yield from events
                 publisher.report_commits(context, context.run, table, day_results)
-        except NothingToUndoError as error:
+        except ValueError as error:
             # A retry whose first attempt lost its process after the last commit is done.
-            if not is_retry(context.run):
+            if not (isinstance(error, NothingToUndoError) and is_retry(context.run)):
                 raise dg.Failure(str(error), allow_retries=False) from error
             context.log.info("The attempt before had put all days back.")
-        except ValueError as error:
-            raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)
 
     @dg.job(

@@ -212,8 +212,8 @@ def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     tables = deployment.tables
     names = [key.path[-1] for key in run.asset_selection or ()]
     # Dagster runs tables of one grain together; a run of a whole job names none.
-    jobs = (grain for grain in Grain if not names and grain.job_name == run.job_name)
-    grain = next((tables[name].grain for name in names if name in tables), next(jobs, Grain.DAILY))
+    job_grain = None if names else Grain.of_job(run.job_name)
+    grain = job_grain or next((tables[name].grain for name in names if name in tables), Grain.DAILY)
     return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 
 

@@ -36,8 +36,6 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
 _NEVER = float("inf")
-#: The jobs of all tables of a grain.
-_GRAIN_JOBS = {grain.job_name for grain in Grain}
 
 
 @dataclass(frozen=True)
@@ -163,11 +161,9 @@ def _days_reported(
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
     """The days of tables that a run was asked for; of a whole job, those of its grain."""
-    window = days_of_run(run.tags)
+    window, job_grain = days_of_run(run.tags), Grain.of_job(run.job_name)
     selected = {key.path[-1] for key in run.asset_selection or ()} or {
-        name
-        for name, ledger in ledgers.items()
-        if run.job_name not in _GRAIN_JOBS or ledger.table.grain.job_name == run.job_name
+        name for name, ledger in ledgers.items() if job_grain in (None, ledger.table.grain)
     }
     for table in ledgers.keys() & selected if window else ():
         for day in ledgers[table].table.grain.partitions_of(window or ()):

@@ -193,7 +193,7 @@ def read_status(
     is_plan = state is not None and name == state.plan.id
     launch = instance.get_backfill(state.backfill_id if state and is_plan else name)
     if launch and launch.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
-        return BackfillStatus.ACTIVE  # also of a plan that ended as one of its tables is no more
+        return BackfillStatus.ACTIVE  # also of a plan that ended as it lacks a table
     if state and is_plan and state.ended:
         return BackfillStatus.COMPLETED if state.complete else BackfillStatus.FAILED
     if launch is None:

@@ -298,6 +298,11 @@ class Grain(Enum):
         """The name of the job of the tables of the grain."""
         return self.name.lower()
 
+    @classmethod
+    def of_job(cls, job_name: str) -> "Grain | None":
+        """The grain whose tables a job has; None for other jobs."""
+        return next((grain for grain in cls if grain.job_name == job_name), None)
+
     def first_day(self, day: date) -> date:
         """The first day of the partition that contains a day."""
         if self is Grain.MONTHLY:

@@ -278,10 +278,8 @@ def _failed_to_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 def awaits_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Whether Dagster is to launch a retry of a failed run, and the failure is not too old."""
-    if not run.is_complete_and_waiting_to_retry:
-        return False
-    record = instance.get_run_record_by_id(run.run_id)
-    return record is not None and record.update_timestamp > datetime.now(timezone.utc) - _STALE
+    now = datetime.now(timezone.utc)
+    return run.is_complete_and_waiting_to_retry and _is_waiting(instance, run.run_id, now)
 
 
 def is_retry(run: dg.DagsterRun) -> bool:

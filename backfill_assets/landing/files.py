@@ -540,7 +540,8 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
         as text (of a Parquet row some in their types), and `_problem` (why the line has no fields,
         or null).
     """
-    text_frames = []
+    text_frames: list[DataFrame] = []
+    typed_frames: list[DataFrame] = []
     if json_files := _json_files(landing_files):
         text_frames.append(
             formats.json_lines(
@@ -562,17 +563,10 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
         )
     files_by_columns = _files_by_columns(landing_files)
     as_text = len(files_by_columns) > MOST_TYPED_FRAMES
-    parquet_frames = [
-        parquet.parquet_fields(
-            parquet.parquet_rows(spark, _file_urls(files), columns),
-            columns,
-            source,
-            as_text=as_text,
-        )
-        for columns, files in files_by_columns.items()
-    ]
-    if as_text:
-        text_frames, parquet_frames = [*text_frames, *parquet_frames], []
-    if not text_frames and not parquet_frames:
-        return [create_frame(spark, formats.lines_schema(source))]
-    return [*([_union_all(text_frames)] if text_frames else []), *parquet_frames]
+    for columns, files in files_by_columns.items():
+        rows = parquet.parquet_rows(spark, _file_urls(files), columns)
+        frame = parquet.parquet_fields(rows, columns, source, as_text=as_text)
+        (text_frames if as_text else typed_frames).append(frame)
+    if text_frames:
+        return [_union_all(text_frames), *typed_frames]
+    return typed_frames or [create_frame(spark, formats.lines_schema(source))]

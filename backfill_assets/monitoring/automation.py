@@ -315,10 +315,6 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
     )
 
 
-#: The job of the tables of a grain.
-_JOB_NAMES = {grain: grain.job_name for grain in Grain}
-
-
 @dataclass(frozen=True)
 class Automation:
     """The jobs, schedules, sensors and checks of a deployment."""
@@ -352,12 +348,12 @@ def build_automation(deployment: Deployment, clock: Clock | None = None) -> Auto
 
 def _build_jobs(monitor: Monitor) -> Iterator[Any]:
     """Yield a job for the tables of each grain: a Dagster job has one partitions definition."""
-    for cadence, name in _JOB_NAMES.items():
+    for cadence in Grain:
         fed_tables = monitor.planner.fed_tables(monitor.today)
         if tables := [table for table in fed_tables.values() if table.grain is cadence]:
             pages = [page for table in tables for page in table.page_assets]
             yield dg.define_asset_job(
-                name,
+                cadence.job_name,
                 selection=dg.AssetSelection.assets(*(table.name for table in tables), *pages),
                 description="Any of these assets for a range of partitions; what the schedule and "
                 "the sensors run.",
@@ -413,7 +409,7 @@ def _run_request(
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
     return dg.RunRequest(
         run_key=_run_key(request, night),
-        job_name=_JOB_NAMES[_request_cadence(monitor, request)],
+        job_name=_request_cadence(monitor, request).job_name,
         asset_selection=[
             dg.AssetKey(name)
             for name in next_runs.assets_of(request.tables, monitor.deployment.tables)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -97,12 +97,17 @@ def published_root(engine, spark, tmp_path_factory) -> Path:
 @pytest.fixture
 def recorded(engine, tmp_path: Path) -> Iterator[Pipeline]:
     """Six days have landed; runs are recorded as in a deployment."""
-    pipeline = land_six_days(engine, tmp_path)
+    with record_runs(land_six_days(engine, tmp_path)) as pipeline:
+        yield pipeline
+
+
+@contextmanager
+def record_runs(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """An instance for a pipeline that records its runs as in a deployment."""
     storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
-    (tmp_path / "home").mkdir()
-    with instance_for_test(
-        temp_dir=str(tmp_path / "home"), overrides={"storage": storage}
-    ) as instance:
+    home = pipeline.root / "home"
+    home.mkdir()
+    with instance_for_test(temp_dir=str(home), overrides={"storage": storage}) as instance:
         pipeline.instance = instance
         yield pipeline
 
@@ -197,18 +202,18 @@ def set_environment(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def command(recorded, published_root, monkeypatch) -> Pipeline:
+def command(engine, published_root, tmp_path: Path, monkeypatch) -> Iterator[Pipeline]:
     """Six days are published; the command runs in this process."""
-    shutil.rmtree(recorded.landing)
-    copy_loaded(published_root, recorded.root)
-    set_environment(recorded, monkeypatch)
+    copy_loaded(published_root, tmp_path)
+    with record_runs(Pipeline(engine, tmp_path, window_days=1)) as pipeline:
+        set_environment(pipeline, monkeypatch)
 
-    def run_days(_out, home, assets, days: Window, tags) -> bool:
-        assert home == recorded.instance.root_directory
-        return recorded.run_days(days, assets, tags=tags, fails=None).success
+        def run_days(_out, home, assets, days: Window, tags) -> bool:
+            assert home == pipeline.instance.root_directory
+            return pipeline.run_days(days, assets, tags=tags, fails=None).success
 
-    monkeypatch.setattr("backfill_assets.cli.materialize.run_days", run_days)
-    return recorded
+        monkeypatch.setattr("backfill_assets.cli.materialize.run_days", run_days)
+        yield pipeline
 
 
 def versions(pipeline: Pipeline) -> dict[str, int]:
