@@ -84,7 +84,7 @@ def test_a_day_that_failed(instance):
         "fact_daily_orders [2024-01-02] was asked for and not published (it b"
     )
     # Until it has been published, by whomever.
-    later = make_commit(3, [2], run="another run", at=NOW + timedelta(minutes=1))
+    later = make_commit(3, [2], run="another run", at=NOW + timedelta(days=1))
     result = find_requested(instance, id_[:8], ledger(FACT, old, own_commit, later))
     assert result.not_published == []
 
@@ -165,7 +165,7 @@ def test_stages_of_a_plan_that_cannot_be_read_count(instance):
     key = state_store._PLAN_KEY.format("planplan")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
-    pilot = make_commit(2, [1], backfill="planplan-pilot", at=NOW + timedelta(hours=1))
+    pilot = make_commit(2, [1], backfill="planplan-pilot", at=NOW + timedelta(days=1))
     result = find_requested(instance, "planplan", ledger(FACT, old, pilot))
     (message,) = result.not_published
     assert message.startswith("fact_daily_orders [2024-01-02] was asked for and not published")
@@ -175,13 +175,13 @@ def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
     """Stage 001 published the day; 002 loaded a late line for it, and the day failed."""
     save_stages(instance, _001=days(1), _002=days(1, 2))
     own = {"backfill": "planplan-002", "failed": [1]}
-    first = make_commit(1, [1], backfill="planplan-001", at=NOW + timedelta(minutes=1))
-    second = make_commit(2, [2], at=NOW + timedelta(minutes=2), **own)
+    first = make_commit(1, [1], backfill="planplan-001", at=NOW + timedelta(days=1))
+    second = make_commit(2, [2], at=NOW + timedelta(days=2), **own)
     result = find_requested(instance, "planplan-002", ledger(FACT, first, second))
     (message,) = result.not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for and not published (it")
     # Until another run has published it after that.
-    later = make_commit(3, [1], run="another run", at=NOW + timedelta(minutes=3))
+    later = make_commit(3, [1], run="another run", at=NOW + timedelta(days=3))
     result = find_requested(instance, "planplan-002", ledger(FACT, first, second, later))
     assert result.not_published == []
 
@@ -216,13 +216,13 @@ def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
     """The code of the old rows is accepted, or their columns change, after the run was lost."""
     store_run(instance, 1, 1, [FACT], backfill="backfill")
     old = make_commit(1, [1], at=NOW - timedelta(days=1))
-    carried = make_commit(2, [1], run="carries", at=NOW + timedelta(hours=1), **details)
+    carried = make_commit(2, [1], run="carries", at=NOW + timedelta(days=1), **details)
     (message,) = find_requested(instance, "backfill", ledger(FACT, old, carried)).not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
     # It hides no run that published the day in between.
-    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(days=1))
     more = {"as of": {"2": ["2024-01-01"]}} if "as of" in details else details
-    carried = make_commit(3, [1], run="carries", at=NOW + timedelta(hours=2), **more)
+    carried = make_commit(3, [1], run="carries", at=NOW + timedelta(days=2), **more)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, carried))
     assert result.not_published == []
 
@@ -230,15 +230,15 @@ def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
 def test_a_day_that_another_run_published_and_an_undo_reverted(instance):
     store_run(instance, 1, 1, [FACT], backfill="backfill")
     old = make_commit(1, [1], at=NOW - timedelta(days=1))
-    other = make_commit(2, [1], run="another run", at=NOW + timedelta(hours=1))
+    other = make_commit(2, [1], run="another run", at=NOW + timedelta(days=1))
     undone = {"undoes": "another run", "as of": {"1": ["2024-01-01"]}}
-    undo = make_commit(3, [1], run="undo", at=NOW + timedelta(hours=2), **undone)
+    undo = make_commit(3, [1], run="undo", at=NOW + timedelta(days=2), **undone)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, undo))
     (message,) = result.not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
     # Until the undo is undone.
     restored = {"undoes": "undo", "as of": {"2": ["2024-01-01"]}}
-    redo = make_commit(4, [1], run="redo", at=NOW + timedelta(hours=3), **restored)
+    redo = make_commit(4, [1], run="redo", at=NOW + timedelta(days=3), **restored)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, undo, redo))
     assert result.not_published == []
 
