@@ -18,11 +18,12 @@ from backfill_assets.assets.input_frames import (
     repeated_key_problems,
     sums_by_day,
 )
+from backfill_assets.assets.log_lines import LogLines, sharing_tables
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
-from backfill_assets.calendar.reach import SAME_DAY, RecordedReach
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.records import CommitNotes
 from backfill_assets.deployment import Deployment
@@ -354,19 +355,24 @@ def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefi
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute current rows from all raw log days with lines of these days, however late."""
-        log = inputs.tables[source.raw.name]
-        logged = RecordedReach().deciding_days(log.ledger)
-        raw = log.read_days({d for day in days for d in logged(day)})
-        lines = dedup.with_event_day(raw, source, deployment.settings.timezone)
-        rows = cache(
-            dedup.rank_all(lines, source, days, policy.window_days, corrects=policy.corrects)
+        lines = LogLines.read(deployment, table, inputs, days)
+        rows = lines.cache_ranked(
+            lambda ranked: dedup.rank_all(
+                ranked, source, days, policy.window_days, corrects=policy.corrects
+            ),
+            cache,
         )
-        expected = current_expectations(table, lines, rows, days, policy)
-        whole = inputs.unpartitioned_rows(table.base.unpartitioned, raw.sparkSession)
+        expected = current_expectations(table, lines.rows, rows, days, policy)
+        whole = inputs.unpartitioned_rows(table.base.unpartitioned, rows.sparkSession)
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
 
     return table_asset(
-        deployment, table, compute_days, group=table.base.group, lineage=table.lineage
+        deployment,
+        table,
+        compute_days,
+        group=table.base.group,
+        lineage=table.lineage,
+        shares_with=sharing_tables(deployment.graph, source),
     )
 
 

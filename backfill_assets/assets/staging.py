@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.input_frames import sums_by_day
+from backfill_assets.assets.log_lines import LogLines, sharing_tables
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
@@ -151,15 +152,12 @@ def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefi
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute each key's greatest version in time, from the log days of the window."""
-        raw = inputs.tables[source.raw.name]
-        log_days = policy.reach.input_days(days)
-        raw_rows = dedup.with_event_day(
-            raw.read_days(log_days), source, deployment.settings.timezone
+        lines = LogLines.read(deployment, source.staged, inputs, days)
+        ranked_rows = lines.cache_ranked(
+            lambda ranked: dedup.rank_in_window(ranked, source, days, window_days), cache
         )
-        ranked_rows = cache(dedup.rank_in_window(raw_rows, source, days, window_days))
-
-        closed_days = {*window_closed_at(raw.ledger, policy)}
-        expectations = staged_expectations(raw_rows, ranked_rows, days, window_days)
+        closed_days = {*window_closed_at(inputs.tables[source.raw.name].ledger, policy)}
+        expectations = staged_expectations(lines.rows, ranked_rows, days, window_days)
         rows = dedup.drop_superseded(ranked_rows, source)
         return ComputedDays(rows, expectations, scattered=True, notes=CommitNotes(closed_days))
 
@@ -171,6 +169,7 @@ def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefi
         name=name,
         group="staging",
         lineage=_staging_lineage(source),
+        shares_with=sharing_tables(deployment.graph, source),
     )
 
 
@@ -445,16 +444,17 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute one row of figures for each log day, from the raw log and the rejected lines."""
-        log = inputs.tables[source.raw.name]
-        log_days = days.widen_by(before=window_days)
-        raw = dedup.with_event_day(log.read_days(log_days), source, deployment.settings.timezone)
+        lines = LogLines.read(deployment, table, inputs, days)
         rejected = inputs.tables[source.rejected.name].read_days(days)
-        frame = cache(lateness_figures(raw, rejected, source, days, window_days))
+        by_key = lines.rows if lines.shared is None else lines.shared
+        frame = cache(lateness_figures(by_key, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
-        unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published_days}
+        published_days = inputs.tables[source.raw.name].ledger.published_days
+        log_days = days.widen_by(before=window_days)
+        unknown = {d for d in log_days if d >= policy.start and d not in published_days}
         return ComputedDays(
             frame,
-            lateness_expectations(rows, raw, rejected, source, days, window_days, unknown),
+            lateness_expectations(rows, lines.rows, rejected, source, days, window_days, unknown),
             scattered=True,
             numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
         )
@@ -467,6 +467,7 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
         name=name,
         group="lateness",
         lineage=_lateness_lineage(source),
+        shares_with=sharing_tables(deployment.graph, source),
     )
 
 

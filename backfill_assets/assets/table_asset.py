@@ -1,6 +1,7 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from backfill_assets.publish.compute import (
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.settings import PREFIX
-from backfill_assets.spark.frames import Cache, cache_frames
+from backfill_assets.spark.frames import Cache, Share, cache_frames
 from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
@@ -228,11 +229,15 @@ class AssetInputs:
         tables: the partitioned inputs, by name.
         references: the unpartitioned inputs, by name.
         service_caller: calls services for the run.
+        readers: the tables of the run whose steps may share cached frames with this step.
+        share: shares a cached frame with them.
     """
 
     tables: Mapping[str, TableSnapshot]
     references: Mapping[str, UnpartitionedState]
     service_caller: ServiceCaller
+    readers: AbstractSet[str]
+    share: Share
 
     def unpartitioned_rows(
         self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
@@ -257,11 +262,13 @@ def table_asset(
     group: str,
     lineage: Lineage,
     lookups: Sequence[Lookup] = (),
+    shares_with: Collection[str] = (),
 ) -> dg.AssetsDefinition:
     """Build the asset of a table that is built from other tables.
 
     Inputs are read in the order of the table. `lineage` has, by column, the (table, column) pairs
-    that it is built from. The step's default name is `make_` and the table's name.
+    that it is built from. The step's default name is `make_` and the table's name. `shares_with`
+    has the tables whose steps may read the same cached frames.
     """
 
     @delta_assets(
@@ -277,8 +284,15 @@ def table_asset(
         service_caller.create_answer_tables(lookups)
         for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
-        step = _TableStep(deployment, table, compute_days, context.resources.io_manager, inputs)
-        yield from yield_outputs(context, [(table, partial(step.compute, service_caller))])
+        publisher: Publisher = context.resources.io_manager
+        selected_keys = context.job_def.asset_layer.selected_asset_keys
+        readers = {key.path[-1] for key in selected_keys}.intersection(shares_with)
+        with publisher.shared_frames.read_by(context.run.run_id, table.name, readers) as share:
+            provide_inputs = partial(
+                AssetInputs, service_caller=service_caller, readers=readers, share=share
+            )
+            step = _TableStep(deployment, table, compute_days, publisher, inputs, provide_inputs)
+            yield from yield_outputs(context, [(table, step.compute)])
 
     return asset
 
@@ -299,6 +313,8 @@ class _TableStep:
         compute_days: computes days from the inputs.
         publisher: knows what is published.
         inputs: the partitioned inputs, by name.
+        provide_inputs: makes the inputs of `compute_days` from those of a plan, by name: the
+            partitioned and the unpartitioned ones.
     """
 
     deployment: Deployment
@@ -306,8 +322,11 @@ class _TableStep:
     compute_days: ComputeDays
     publisher: Publisher
     inputs: Mapping[str, Input]
+    provide_inputs: Callable[
+        [Mapping[str, TableSnapshot], Mapping[str, UnpartitionedState]], AssetInputs
+    ]
 
-    def compute(self, service_caller: ServiceCaller, request: RunRequest) -> Iterator[Candidate]:
+    def compute(self, request: RunRequest) -> Iterator[Candidate]:
         """Yield the days of a request, computed; of a stateful table a month at a time.
 
         Each month is planned when the one before it is published.
@@ -317,7 +336,7 @@ class _TableStep:
             stretches = to_windows(request.window)
             parts = [part for days in stretches for part in days.split_by_length(DAYS_PER_COMMIT)]
         for part in parts:
-            plan, inputs = self._plan(replace(request, window=part), service_caller)
+            plan, inputs = self._plan(replace(request, window=part))
             if not plan.reasons:
                 yield Candidate(plan)
                 continue
@@ -328,9 +347,7 @@ class _TableStep:
                         self._refuse_dependent_days(plan, computed, inputs)
                 yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
 
-    def _plan(
-        self, request: RunRequest, service_caller: ServiceCaller
-    ) -> tuple[ComputePlan, AssetInputs]:
+    def _plan(self, request: RunRequest) -> tuple[ComputePlan, AssetInputs]:
         """Plan the days of a request, and return the inputs that it was planned with."""
         table, deployment = self.table, self.deployment
         ledger = self.publisher.ledger(table)
@@ -363,12 +380,17 @@ class _TableStep:
             else None,
             session=start_session,
         )
-        return plan, AssetInputs(tables, references, service_caller)
+        return plan, self.provide_inputs(tables, references)
 
     def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:
-        once = {r.table.name for r in getattr(self.table, "reads", {}).values() if r.each_row_once}
+        reads = {r.table.name: r for r in getattr(self.table, "reads", {}).values()}
         rows = sum(
-            snapshot.count_input_rows(window, each_once=snapshot.table.name in once)
+            snapshot.count_input_rows(
+                window,
+                # The steps of a source read each line once, too.
+                each_once=snapshot.table.name not in reads
+                or reads[snapshot.table.name].each_row_once,
+            )
             for snapshot in tables
         )
         # State, and each row since, is repeated for all later days.

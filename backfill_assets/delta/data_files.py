@@ -470,6 +470,10 @@ class TableSnapshot:
             for day, count in counts.items()
         )
 
+    def days_read_for(self, days: Iterable[date]) -> frozenset[date]:
+        """Return the days of the table that some days are built from."""
+        return frozenset(d for day in days for d in self._find_input_days(day))
+
     def _find_input_days(self, day: date) -> Iterable[date]:
         if self.input_days:
             return self.input_days(day)

@@ -22,6 +22,7 @@ from backfill_assets.publish import types
 from backfill_assets.publish.publication import publish_candidate
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import PREFIX, UNDO_DAYS
+from backfill_assets.spark.frames import SharedFrames
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness import assess
 from backfill_assets.staleness.input_digest import StateDigester
@@ -98,11 +99,17 @@ class Publisher(dg.ConfigurableIOManager):
     catalog: str | None = None
     _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
     _destination: Destination | None = PrivateAttr(default=None)
+    _shared_frames: SharedFrames = PrivateAttr(default_factory=SharedFrames)
 
     @property
     def destination(self) -> Destination:
         """Where tables are read and candidates go; production unless set."""
         return self._destination or Destination(self.warehouse)
+
+    @property
+    def shared_frames(self) -> SharedFrames:
+        """The cached frames that steps of a run share."""
+        return self._shared_frames
 
     def run_metadata(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
         """Return the run's part of the commit metadata: who, why, and by which code."""

@@ -3,12 +3,13 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -120,6 +121,60 @@ def cache_frames() -> Iterator[Cache]:
             # If the engine is gone, report that error, not this one.
             with suppress(PySparkException, Py4JError, OSError):
                 release()
+
+
+#: Returns the cached frame of a key; the function computes it if no step of the run has done so.
+Share = Callable[[Hashable, Callable[[], DataFrame]], DataFrame]
+
+
+@dataclass
+class _RunFrames:
+    """The shared frames of a run.
+
+    Attributes:
+        steps: that may still read them.
+        by_key: the frames.
+        block: releases them.
+    """
+
+    steps: set[str]
+    by_key: dict[Hashable, DataFrame] = field(default_factory=dict)
+    block: ExitStack = field(default_factory=ExitStack)
+
+
+class SharedFrames:
+    """Cached frames that several steps of a run read; the last of these steps releases them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_run: dict[str, _RunFrames] = {}
+
+    @contextmanager
+    def read_by(self, run_id: str, step: str, steps: Iterable[str]) -> Iterator[Share]:
+        """Share frames within a block of a step with the other steps of its run.
+
+        A step that is repeated after the frames were released computes them again.
+        """
+        with self._lock:
+            shared = self._by_run.setdefault(run_id, _RunFrames({*steps}))
+            shared.steps.add(step)
+
+        def share_frame(key: Hashable, compute: Callable[[], DataFrame]) -> DataFrame:
+            with self._lock:
+                if key not in shared.by_key:
+                    cache = shared.block.enter_context(cache_frames())
+                    shared.by_key[key] = cache(compute())
+                return shared.by_key[key]
+
+        try:
+            yield share_frame
+        finally:
+            with self._lock:
+                shared.steps.discard(step)
+                if not shared.steps:
+                    self._by_run.pop(run_id)
+            if not shared.steps:
+                shared.block.close()
 
 
 def release_orphaned_frames(session: SparkSession) -> list[str]:

@@ -19,6 +19,10 @@ from backfill_assets.tables.sources import Source
 #: The column of `rank_in_window` and `rank_all` that is true for rows that do not count. No field
 #: of a source may have such a name.
 SUPERSEDED = "_superseded"
+#: The columns of `rank_lines`: true for lines that do not count within the window of their event
+#: day, and with everything known now.
+_SUPERSEDED_IN_WINDOW = "_superseded_in_window"
+_SUPERSEDED_NOW = "_superseded_now"
 
 
 def business_day(moment: Column, timezone: str) -> Column:
@@ -84,38 +88,49 @@ def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
     return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
 
 
-def rank_in_window(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
-    """The rows in time for the window's event days, with the flag `SUPERSEDED`.
+def rank_lines(
+    raw: DataFrame, source: Source, window_days: int, *, corrects: bool = True
+) -> DataFrame:
+    """All lines of a raw log with their rank, for `rank_in_window` and `rank_all`.
 
-    Each day of a range is decided only by the log days of its own window. `raw` has the log days
-    `window.start` to `window.end + window_days` with their `event_date`: all are needed, as a
-    greater version may have an event day outside the window.
+    `raw` is the result of `with_event_day`; `corrects` is whether lines after the reprocessing
+    window count.
     """
     versions = greatest_first(source, *source.key)
+    return raw.select(
+        *source.staged.columns,
+        is_superseded(versions, window_days).alias(_SUPERSEDED_IN_WINDOW),
+        (~is_latest(versions, window_days, corrects=corrects)).alias(_SUPERSEDED_NOW),
+    )
+
+
+def rank_in_window(lines: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
+    """The rows in time for the window's event days, with the flag `SUPERSEDED`.
+
+    Each day of a range is decided only by the log days of its own window. `lines` is the result of
+    `rank_lines` for the log days `window.start` to `window.end + window_days`: all are needed, as a
+    greater version may have an event day outside the window.
+    """
     return (
-        raw.withColumn(SUPERSEDED, is_superseded(versions, window_days))
-        .where(window.sql_condition("event_date"))
+        lines.where(window.sql_condition("event_date"))
         .where(within_window(window_days))
-        .select(*source.staged.columns, SUPERSEDED)
+        .select(*source.staged.columns, F.col(_SUPERSEDED_IN_WINDOW).alias(SUPERSEDED))
     )
 
 
 def rank_all(
-    raw: DataFrame, source: Source, window: Window, window_days: int, *, corrects: bool
+    lines: DataFrame, source: Source, window: Window, window_days: int, *, corrects: bool
 ) -> DataFrame:
     """As `rank_in_window`, with everything known now, as if the window had no end.
 
-    `raw` has all log days with lines of the keys of the window's days; `corrects` is whether lines
-    after the reprocessing window count.
+    `lines` is the result of `rank_lines`, with the same `corrects`, for all log days with lines of
+    the keys of the window's days.
     """
-    versions = greatest_first(source, *source.key)
-    latest = is_latest(versions, window_days, corrects=corrects)
     late = F.lit(not corrects) & ~within_window(window_days)
     return (
-        raw.withColumn(SUPERSEDED, ~latest)
-        .where(window.sql_condition("event_date"))
+        lines.where(window.sql_condition("event_date"))
         .where(~late)
-        .select(*source.staged.columns, SUPERSEDED)
+        .select(*source.staged.columns, F.col(_SUPERSEDED_NOW).alias(SUPERSEDED))
     )
 
 

@@ -11,7 +11,12 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.tables.graph import load_graph
 from backfill_assets.tables.sources import Source
-from backfill_assets.transforms.dedup import drop_superseded, rank_in_window, with_event_day
+from backfill_assets.transforms.dedup import (
+    drop_superseded,
+    rank_in_window,
+    rank_lines,
+    with_event_day,
+)
 from backfill_assets_guide.labs.lab import START, Lab
 
 _WINDOWS = (0, 1, 2, 7)
@@ -41,7 +46,9 @@ def event_time_lab(lab: Lab) -> None:
     for window in _WINDOWS:
         days = Window(monday, tuesday)
         known = read.where(days.widen_by(after=window).sql_condition("log_date"))
-        rows = drop_superseded(rank_in_window(known, source, days, window), source)
+        rows = drop_superseded(
+            rank_in_window(rank_lines(known, source, window), source, days, window), source
+        )
         rows.createOrReplaceTempView("lab_rows")
         lab.show_query(
             f"{window} days", "SELECT count(*) AS orders, sum(amount) AS revenue FROM lab_rows"
