@@ -199,3 +199,20 @@ def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
         succeeded = dagster_status in (DONE, BulkActionStatus.COMPLETED)
         expected = BackfillStatus.COMPLETED if succeeded else BackfillStatus.FAILED
         assert backfill.status is expected
+
+
+@pytest.mark.parametrize("dagster_status", [BulkActionStatus.REQUESTED, DONE])
+def test_a_plan_that_cannot_be_read_is_under_way_while_a_stage_of_it_is(dagster_status):
+    """Also if it is not in the list of active plans: it must not be undone meanwhile."""
+    with memory_instance() as instance:
+        save_plan(instance, ID)
+        key = state_store._PLAN_KEY.format(ID)
+        instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
+        assert find_backfill(instance, ID).status is BackfillStatus.NOT_LAUNCHED
+        save_launch(instance, f"{ID}-pilot", {FACT.name: ["2024-01-01"]}, status=DONE)
+        save_launch(instance, f"{ID}-rest", {FACT.name: ["2024-01-02"]}, status=dagster_status)
+        if dagster_status is DONE:
+            assert find_ended_backfill(instance, ID).status is BackfillStatus.FAILED
+        else:
+            with pytest.raises(BackfillRefusedError, match=f"{ID} is under way"):
+                find_ended_backfill(instance, ID)

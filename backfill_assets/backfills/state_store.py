@@ -252,7 +252,11 @@ def find_backfill(instance: dg.DagsterInstance, name: str) -> Backfill:
             for launch in _stage_attempts(instance, stage)
         ]
     launches = [launch for launch in candidates if f"{launch.backfill_id}-".startswith(f"{name}-")]
-    return Backfill(name, state, launches, read_status(instance, name, state), plan_error)
+    status = read_status(instance, name, state)
+    if plan_error and launches and status is BackfillStatus.NOT_LAUNCHED:
+        ended = all(launch.status in internals.BULK_ACTION_TERMINAL_STATUSES for launch in launches)
+        status = BackfillStatus.FAILED if ended else BackfillStatus.ACTIVE
+    return Backfill(name, state, launches, status, plan_error)
 
 
 def _stage_attempts(

@@ -80,7 +80,7 @@ def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: 
         kind, problem = _expression_type(rows, column)
         problem = problem or _type_problem(source, name, kind)
         problems += [f"{name}: {problem}"] if problem else []
-        fields.append(_landing_value(F.expr(column), kind).alias(name))
+        fields.append(_landing_value(F.expr(column), kind, source, name).alias(name))
     problems += [
         f"{name}: the table has no such column" for name in absent if name not in source.may_be_null
     ]
@@ -128,10 +128,25 @@ def _type_problem(source: Source, name: str, kind: T.DataType) -> str:
     return "" if fits else f"it is {kind.simpleString()} in the table, and must be {expected}"
 
 
-def _landing_value(column: Column, kind: T.DataType) -> Column:
-    """A value as it lands: nested values as JSON text, which can be sorted and compared."""
-    nested = isinstance(kind, _NESTED)
-    return F.to_json(column, {"ignoreNullFields": "false"}) if nested else column
+def _landing_value(column: Column, kind: T.DataType, source: Source, name: str) -> Column:
+    """A value as it lands: nested values as JSON text, which can be sorted and compared.
+
+    A time without an offset lands as the moment that it is in the zone of the source, so that its
+    arrival day is the one under which it is loaded.
+    """
+    if isinstance(kind, _NESTED):
+        return F.to_json(column, {"ignoreNullFields": "false"})
+    if isinstance(source.types[name], T.TimestampType) and source.timezone != "UTC":
+        return _moment(column, kind, source)
+    return column
+
+
+def _moment(column: Column, kind: T.DataType, source: Source) -> Column:
+    """A date or a timestamp as a moment; without an offset, in the zone of the source."""
+    moment = column.cast("timestamp")
+    if isinstance(kind, T.TimestampType):
+        return moment
+    return F.to_utc_timestamp(moment, source.timezone)
 
 
 def _arrival_expression(
@@ -146,7 +161,7 @@ def _arrival_expression(
     if isinstance(kind, T.DateType):
         return column, ""
     if isinstance(kind, (T.TimestampType, T.TimestampNTZType)):
-        return business_day(column.cast("timestamp"), timezone), ""
+        return business_day(_moment(column, kind, source), timezone), ""
     problem = problem or f"it is {kind.simpleString()}, and must be a date or a timestamp"
     return column, f"the arrival day {mapping.arrived}: {problem}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from backfill_assets.cli import main
 from backfill_assets.imports import importer
@@ -485,3 +488,27 @@ def test_a_day_of_many_rows_has_several_files(
     assert sum(result.landed_files.values()) == 70
     names = pq.read_table(pipeline.landing / "orders" / f"arrival_date={day(1)}")["order_id"]
     assert sorted(names.to_pylist()) == sorted(f"k{n}" for n in range(70))
+
+
+@pytest.mark.parametrize(
+    ("kind", "time_text", "arrival_day", "landed"),
+    [
+        # Ten in the evening in New York is the next day in UTC, the business zone here.
+        ("timestamp_ntz", "2024-01-01T22:00:00", 2, "2024-01-02 03:00:00"),
+        ("date", "2024-01-01", 1, "2024-01-01 05:00:00"),
+        ("timestamp", "2024-01-01T22:00:00Z", 1, "2024-01-01 22:00:00"),
+    ],
+)
+def test_times_without_an_offset_are_in_the_zone_of_the_source(
+    spark: SparkSession, kind: str, time_text: str, arrival_day: int, landed: str
+):
+    """Their arrival day is the one that the loader reads from the landed value."""
+    source = replace(ORDER_LINES, timezone="America/New_York")
+    table = spark.sql(
+        f"SELECT 'a' order_id, 'c1' customer_id, {kind} '{time_text}' order_ts, "
+        f"1.00BD amount, {kind} '{time_text}' ingestion_ts"
+    )
+    for mapping in (ImportMapping(), ImportMapping(arrived="ingestion_ts")):
+        lines = files_module.map_rows(table, source, mapping, "UTC").rows
+        mapped = lines.select(F.col("order_ts").cast("string"), files_module.ARRIVAL_DAY)
+        assert [tuple(line) for line in mapped.collect()] == [(landed, day(arrival_day))]
