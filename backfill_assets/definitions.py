@@ -15,7 +15,7 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import automation
 from backfill_assets.monitoring.incidents import Clock
-from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
+from backfill_assets.publish.io_manager import Asset, DataFrameIOManager, DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
@@ -140,8 +140,8 @@ def fixed_resource(resource: object) -> dg.ResourceDefinition:
     engine's token, with options of the JVM, or with another warehouse. Dagster also does not show
     or store how this one was configured.
     """
-    if isinstance(resource, dg.IOManager):
-        return dg.IOManagerDefinition(lambda _: resource, config_schema={})
+    if isinstance(resource, DeltaIOManager):
+        return resource.as_definition()
     return dg.ResourceDefinition(lambda _: resource, config_schema={})
 
 

@@ -51,47 +51,30 @@ def is_cached(frame) -> bool:
     return frame.storageLevel.useMemory
 
 
-def test_steps_of_a_run_share_a_frame_until_the_last_of_them_ends(spark):
+def test_steps_of_a_run_share_a_frame_until_the_run_ends(spark):
     shared_frames, computed = SharedFrames(), []
 
     def compute():
         computed.append(spark.range(3))
         return computed[-1]
 
-    steps = {"staging", "current"}
-    with shared_frames.read_by("run", "staging", steps) as share:
-        frame = share("lines", compute)
-        with shared_frames.read_by("another run", "staging", {"staging"}) as share_other:
-            assert share_other("lines", compute) is not frame
+    frame = shared_frames.share("run", "lines", compute)
     assert frame.count() == 3
-    with shared_frames.read_by("run", "current", steps) as share:
-        assert share("lines", compute) is frame
-        assert is_cached(frame)
-        assert share("other lines", compute) is not frame
+    assert shared_frames.share("run", "lines", compute) is frame
+    others = [
+        shared_frames.share(run_id, key, compute)
+        for run_id, key in (("run", "other lines"), ("another run", "lines"))
+    ]
     assert len(computed) == 3
+    assert all(map(is_cached, (frame, *others)))
+    shared_frames.release("run")
+    shared_frames.release("run")
+    assert is_cached(others[1])
     if hasattr(frame, "_jdf"):  # a server has no such name any more
         assert not is_cached(frame)
-
-
-def test_a_step_that_is_repeated_computes_a_released_frame_again(spark):
-    shared_frames, frames = SharedFrames(), []
-    for _ in range(2):
-        with (
-            pytest.raises(ZeroDivisionError),
-            shared_frames.read_by("run", "staging", {"staging"}) as share,
-        ):
-            frames.append(share("lines", lambda: spark.range(3)))
-            assert is_cached(frames[-1])
-            raise ZeroDivisionError
-    assert frames[0] is not frames[1]
-
-
-def test_a_step_that_reads_no_shared_frame_holds_none_back(spark):
-    """Its inputs had not changed, or it failed before it read them."""
-    shared_frames, steps = SharedFrames(), {"staging", "current"}
-    with shared_frames.read_by("run", "current", steps):
-        pass
-    with shared_frames.read_by("run", "staging", steps) as share:
-        frame = share("lines", lambda: spark.range(3))
-    if hasattr(frame, "_jdf"):
-        assert not is_cached(frame)
+        assert not is_cached(others[0])
+    assert shared_frames.share("run", "lines", compute) is not frame
+    for run_id in ("run", "another run"):
+        shared_frames.release(run_id)
+    assert not shared_frames._frames
+    assert not shared_frames._blocks

@@ -103,7 +103,7 @@ def dated_frame(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> Dat
 def staged_rows(frame: DataFrame, window_days: int) -> list[tuple]:
     """(event day, key, page, flag, log day) of each staged row."""
     ranked = dedup.rank_in_window(
-        dedup.rank_lines(frame, VISITS, window_days), VISITS, WEEK, window_days
+        dedup.rank_lines(frame, VISITS, window_days, corrects=True), VISITS, WEEK, window_days
     )
     rows = dedup.drop_superseded(ranked, VISITS)
     VISITS.staged.conform_frame(rows)
@@ -139,7 +139,10 @@ def test_the_greatest_version_counts(spark, lesser, greater):
     for rows in ([lesser, greater], [greater, lesser]):
         frame = dated_frame(spark, rows)
         (staged_row,) = dedup.drop_superseded(
-            dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 7), VISITS, WEEK, 7), VISITS
+            dedup.rank_in_window(
+                dedup.rank_lines(frame, VISITS, 7, corrects=True), VISITS, WEEK, 7
+            ),
+            VISITS,
         ).collect()
         for name in ("began", "sent"):
             assert staged_row[name].replace(tzinfo=timezone.utc) == greater[name]
@@ -243,7 +246,7 @@ def test_staged_books_count_for_themselves(spark):
     frame = dated_frame(
         spark, [visit_row(A1, 1, 1), visit_row(A1, 2, 1, sent=5), visit_row(A2, 1, 1)]
     )
-    rows = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 1), VISITS, WEEK, 1)
+    rows = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 1, corrects=True), VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
 
@@ -375,7 +378,9 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
     def days_of(rows: list[dict[str, Any]]) -> tuple[set, set]:
         frame = dated_frame(spark, rows)
-        in_time = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 2), VISITS, WEEK, 2)
+        in_time = dedup.rank_in_window(
+            dedup.rank_lines(frame, VISITS, 2, corrects=True), VISITS, WEEK, 2
+        )
         known = dedup.rank_all(
             dedup.rank_lines(frame, VISITS, 2, corrects=True), VISITS, WEEK, 2, corrects=True
         )
@@ -523,7 +528,9 @@ def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):
         visit_row(A2, 1, 1),
     ]
     frame = dedup.with_event_day(log_frame(spark, rows), source, "UTC")
-    ranked = dedup.rank_in_window(dedup.rank_lines(frame, source, 2), source, WEEK, 2)
+    ranked = dedup.rank_in_window(
+        dedup.rank_lines(frame, source, 2, corrects=True), source, WEEK, 2
+    )
     staged = dedup.drop_superseded(ranked, source).collect()
     assert {(row["number"], row["page"]) for row in staged} == {(1, "second"), (2, "p")}
 

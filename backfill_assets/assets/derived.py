@@ -18,7 +18,7 @@ from backfill_assets.assets.input_frames import (
     repeated_key_problems,
     sums_by_day,
 )
-from backfill_assets.assets.log_lines import LogLines, sharing_tables
+from backfill_assets.assets.log_lines import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
@@ -372,7 +372,6 @@ def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefi
         compute_days,
         group=table.base.group,
         lineage=table.lineage,
-        shares_with=sharing_tables(deployment.graph, source),
     )
 
 

@@ -13,24 +13,14 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.assets.table_asset import AssetInputs
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.derived import Current
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Inputs
+from backfill_assets.tables.sources import SourceTable
 from backfill_assets.transforms import dedup
-
-
-def sharing_tables(graph: Graph, source: Source) -> list[str]:
-    """Return the tables whose steps share ranked lines of a source, if they read the same."""
-    return [*_ranking_tables(graph, source), source.lateness.name]
-
-
-def _ranking_tables(graph: Graph, source: Source) -> list[str]:
-    """Return the tables that rank the versions of each key of a source."""
-    return [source.staged.name, *graph.current_tables(source.raw.name)]
 
 
 @dataclass(frozen=True)
@@ -68,16 +58,10 @@ class LogLines:
         def rank() -> DataFrame:
             return dedup.rank_lines(rows, source, policy.window_days, corrects=policy.corrects)
 
-        filled_days = _filled_days(log.ledger, log_days)
-        ranking = inputs.readers & {*_ranking_tables(deployment.graph, source)}
-        same = [
-            name
-            for name in ranking
-            if _days_read_for(deployment.graph.inputs[name], log.ledger, days) == filled_days
-        ]
-        if len(same) < 2:
+        if not _is_shared(deployment.graph, table, inputs, log, days):
             return cls(rows, None, rank)
         # A step with few rows has a session of its own.
+        filled_days = _filled_days(log.ledger, log_days)
         key = (log.table.name, log.ledger.version, filled_days, raw.sparkSession)
         return cls(rows, inputs.share(key, rank), rank)
 
@@ -86,16 +70,35 @@ class LogLines:
         return cache(select(self.rank())) if self.shared is None else select(self.shared)
 
 
-def _days_read_for(inputs: Inputs, log: Ledger, days: Window) -> frozenset[date]:
-    """Return the days with rows of a raw log that some days of a table with such inputs read."""
-    (deciding_days,) = (
-        dependency.reach.deciding_days(log)
-        for dependency in inputs
+def _is_shared(
+    graph: Graph,
+    table: SourceTable | Current,
+    inputs: AssetInputs,
+    log: TableSnapshot,
+    days: Window,
+) -> bool:
+    """Return whether several steps of the run rank the lines that some days of a table need."""
+    ledger = log.ledger
+    if ledger.rows is None and (ledger.external_commits or ledger.missing_versions):
+        return False  # which days have rows as of an older version is not known
+    ranking_tables = {table.source.staged.name, *graph.current_tables(log.table.name)}
+    reaches = [
+        dependency.reach.deciding_days(ledger)
+        for name in ranking_tables & inputs.run_tables
+        for dependency in graph.inputs[name]
         if dependency.source.name == log.table.name
-    )
-    return _filled_days(log, {d for day in days for d in deciding_days(day)})
+    ]
+    if len(reaches) < 2:
+        return False
+    filled_days = _filled_days(ledger, log.days_read_for(days))
+    same_reaches = [
+        reach
+        for reach in reaches
+        if _filled_days(ledger, {d for day in days for d in reach(day)}) == filled_days
+    ]
+    return len(same_reaches) > 1
 
 
-def _filled_days(log: Ledger, days: Iterable[date]) -> frozenset[date]:
-    """Return the days with rows: empty ones are read by some tables only."""
-    return frozenset(day for day in days if log.estimate_rows(day))
+def _filled_days(ledger: Ledger, days: Iterable[date]) -> frozenset[date]:
+    """Return the days with rows: tables differ in which days without rows they read."""
+    return frozenset(day for day in days if ledger.estimate_rows(day))

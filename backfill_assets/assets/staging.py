@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.input_frames import sums_by_day
-from backfill_assets.assets.log_lines import LogLines, sharing_tables
+from backfill_assets.assets.log_lines import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
@@ -169,7 +169,6 @@ def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefi
         name=name,
         group="staging",
         lineage=_staging_lineage(source),
-        shares_with=sharing_tables(deployment.graph, source),
     )
 
 
@@ -446,8 +445,9 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
         """Compute one row of figures for each log day, from the raw log and the rejected lines."""
         lines = LogLines.read(deployment, table, inputs, days)
         rejected = inputs.tables[source.rejected.name].read_days(days)
-        by_key = lines.rows if lines.shared is None else lines.shared
-        frame = cache(lateness_figures(by_key, rejected, source, days, window_days))
+        # The lines that other steps share are grouped by key already.
+        raw = lines.rows if lines.shared is None else lines.shared
+        frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
         published_days = inputs.tables[source.raw.name].ledger.published_days
         log_days = days.widen_by(before=window_days)
@@ -467,7 +467,6 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
         name=name,
         group="lateness",
         lineage=_lateness_lineage(source),
-        shares_with=sharing_tables(deployment.graph, source),
     )
 
 

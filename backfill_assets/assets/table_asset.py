@@ -1,6 +1,6 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
@@ -229,14 +229,14 @@ class AssetInputs:
         tables: the partitioned inputs, by name.
         references: the unpartitioned inputs, by name.
         service_caller: calls services for the run.
-        readers: the tables of the run whose steps may share cached frames with this step.
-        share: shares a cached frame with them.
+        run_tables: the tables of the run.
+        share: shares a cached frame with other steps of the run.
     """
 
     tables: Mapping[str, TableSnapshot]
     references: Mapping[str, UnpartitionedState]
     service_caller: ServiceCaller
-    readers: AbstractSet[str]
+    run_tables: AbstractSet[str]
     share: Share
 
     def unpartitioned_rows(
@@ -262,13 +262,11 @@ def table_asset(
     group: str,
     lineage: Lineage,
     lookups: Sequence[Lookup] = (),
-    shares_with: Collection[str] = (),
 ) -> dg.AssetsDefinition:
     """Build the asset of a table that is built from other tables.
 
     Inputs are read in the order of the table. `lineage` has, by column, the (table, column) pairs
-    that it is built from. The step's default name is `make_` and the table's name. `shares_with`
-    has the tables whose steps may read the same cached frames.
+    that it is built from. The step's default name is `make_` and the table's name.
     """
 
     @delta_assets(
@@ -286,13 +284,14 @@ def table_asset(
             context.log_event(observation)
         publisher: Publisher = context.resources.io_manager
         selected_keys = context.job_def.asset_layer.selected_asset_keys
-        readers = {key.path[-1] for key in selected_keys}.intersection(shares_with)
-        with publisher.shared_frames.read_by(context.run.run_id, table.name, readers) as share:
-            provide_inputs = partial(
-                AssetInputs, service_caller=service_caller, readers=readers, share=share
-            )
-            step = _TableStep(deployment, table, compute_days, publisher, inputs, provide_inputs)
-            yield from yield_outputs(context, [(table, step.compute)])
+        provide_inputs = partial(
+            AssetInputs,
+            service_caller=service_caller,
+            run_tables={key.path[-1] for key in selected_keys},
+            share=partial(publisher.shared_frames.share, context.run.run_id),
+        )
+        step = _TableStep(deployment, table, compute_days, publisher, inputs, provide_inputs)
+        yield from yield_outputs(context, [(table, step.compute)])
 
     return asset
 
@@ -383,14 +382,11 @@ class _TableStep:
         return plan, self.provide_inputs(tables, references)
 
     def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:
-        reads = {r.table.name: r for r in getattr(self.table, "reads", {}).values()}
+        once = {r.table.name for r in getattr(self.table, "reads", {}).values() if r.each_row_once}
+        # Only a function of a project gets a row once for each of the days that it decides.
+        repeats = self.table.kind == "derived"
         rows = sum(
-            snapshot.count_input_rows(
-                window,
-                # The steps of a source read each line once, too.
-                each_once=snapshot.table.name not in reads
-                or reads[snapshot.table.name].each_row_once,
-            )
+            snapshot.count_input_rows(window, each_once=not repeats or snapshot.table.name in once)
             for snapshot in tables
         )
         # State, and each row since, is repeated for all later days.

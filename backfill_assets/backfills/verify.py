@@ -246,8 +246,7 @@ def verify_days(
     destination = ComparisonDestination(deployment.settings.warehouse, ledgers)
     with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
         publisher = own_resources.publisher.with_destination(destination)
-    # Hardcoded, as Dagster would copy a configurable resource.
-    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(publisher)
+    resources["io_manager"] = publisher.as_definition()
     # Only assets, not their checks: the check of day states is about published days.
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with dg.DagsterInstance.ephemeral() as instance:

@@ -114,6 +114,23 @@ class DeltaIOManager(publisher.Publisher):
         copied._destination = destination
         return copied
 
+    def as_definition(self) -> dg.IOManagerDefinition:
+        """Return the definition for Dagster: not copied, without configuration.
+
+        At the end of a run, it releases the frames that the run's steps have shared.
+        """
+
+        @contextlib.contextmanager
+        def provide(context: dg.InitResourceContext) -> Iterator[DeltaIOManager]:
+            try:
+                yield self
+            finally:
+                if context.run is not None:
+                    self.shared_frames.release(context.run.run_id)
+
+        # Dagster takes a context manager here, although the annotation does not say so.
+        return dg.IOManagerDefinition(provide, config_schema={})  # type: ignore[arg-type]
+
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = load_tables(self.tables)[context.asset_key.path[-1]]

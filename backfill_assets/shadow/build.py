@@ -251,7 +251,7 @@ def build_stages(
     destination = ForkDestination.for_target(deployment, target)
     shadow = publisher.with_destination(destination)
     resources = {
-        "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(shadow),
+        "io_manager": shadow.as_definition(),
         "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
     }
     graph = AssetGraph.from_assets(list(assets))

@@ -3,9 +3,9 @@
 import os
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from queue import Empty, SimpleQueue
@@ -127,54 +127,33 @@ def cache_frames() -> Iterator[Cache]:
 Share = Callable[[Hashable, Callable[[], DataFrame]], DataFrame]
 
 
-@dataclass
-class _RunFrames:
-    """The shared frames of a run.
-
-    Attributes:
-        steps: that may still read them.
-        by_key: the frames.
-        block: releases them.
-    """
-
-    steps: set[str]
-    by_key: dict[Hashable, DataFrame] = field(default_factory=dict)
-    block: ExitStack = field(default_factory=ExitStack)
-
-
 class SharedFrames:
-    """Cached frames that several steps of a run read; the last of these steps releases them."""
+    """Cached frames that several steps of a run read; they are released when the run ends."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._by_run: dict[str, _RunFrames] = {}
+        self._blocks: dict[str, ExitStack] = defaultdict(ExitStack)
+        self._frames: dict[tuple[str, Hashable], DataFrame] = {}
 
-    @contextmanager
-    def read_by(self, run_id: str, step: str, steps: Iterable[str]) -> Iterator[Share]:
-        """Share frames within a block of a step with the other steps of its run.
+    def share(self, run_id: str, key: Hashable, compute: Callable[[], DataFrame]) -> DataFrame:
+        """Return the frame of a key, which is computed for the first step of a run that needs it.
 
-        A step that is repeated after the frames were released computes them again.
+        Spark computes each partition of it once, also if several steps read it at the same time.
         """
         with self._lock:
-            shared = self._by_run.setdefault(run_id, _RunFrames({*steps}))
-            shared.steps.add(step)
+            if (run_id, key) not in self._frames:
+                cache = self._blocks[run_id].enter_context(cache_frames())
+                self._frames[run_id, key] = cache(compute())
+            return self._frames[run_id, key]
 
-        def share_frame(key: Hashable, compute: Callable[[], DataFrame]) -> DataFrame:
-            with self._lock:
-                if key not in shared.by_key:
-                    cache = shared.block.enter_context(cache_frames())
-                    shared.by_key[key] = cache(compute())
-                return shared.by_key[key]
-
-        try:
-            yield share_frame
-        finally:
-            with self._lock:
-                shared.steps.discard(step)
-                if not shared.steps:
-                    self._by_run.pop(run_id)
-            if not shared.steps:
-                shared.block.close()
+    def release(self, run_id: str) -> None:
+        """Release the frames of a run."""
+        with self._lock:
+            block = self._blocks.pop(run_id, None)
+            for run_key in [run_key for run_key in self._frames if run_key[0] == run_id]:
+                del self._frames[run_key]
+        if block is not None:
+            block.close()
 
 
 def release_orphaned_frames(session: SparkSession) -> list[str]:

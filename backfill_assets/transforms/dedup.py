@@ -88,9 +88,7 @@ def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
     return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
 
 
-def rank_lines(
-    raw: DataFrame, source: Source, window_days: int, *, corrects: bool = True
-) -> DataFrame:
+def rank_lines(raw: DataFrame, source: Source, window_days: int, *, corrects: bool) -> DataFrame:
     """All lines of a raw log with their rank, for `rank_in_window` and `rank_all`.
 
     `raw` is the result of `with_event_day`; `corrects` is whether lines after the reprocessing

@@ -47,7 +47,8 @@ def event_time_lab(lab: Lab) -> None:
         days = Window(monday, tuesday)
         known = read.where(days.widen_by(after=window).sql_condition("log_date"))
         rows = drop_superseded(
-            rank_in_window(rank_lines(known, source, window), source, days, window), source
+            rank_in_window(rank_lines(known, source, window, corrects=True), source, days, window),
+            source,
         )
         rows.createOrReplaceTempView("lab_rows")
         lab.show_query(

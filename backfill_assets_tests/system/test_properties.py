@@ -78,7 +78,10 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         log = raw_rows.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
         dated = dedup.with_event_day(log, ORDER_LINES, zone).persist()
         ranked = dedup.rank_in_window(
-            dedup.rank_lines(dated, ORDER_LINES, window_days), ORDER_LINES, CALENDAR, window_days
+            dedup.rank_lines(dated, ORDER_LINES, window_days, corrects=True),
+            ORDER_LINES,
+            CALENDAR,
+            window_days,
         )
         staged = dedup.drop_superseded(ranked, ORDER_LINES).persist()
         assert rows_as_text(log.collect(), RAW.columns) == rows_as_text(model.raw, RAW.columns)
@@ -113,7 +116,10 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         def stage_window(window: Window):
             logged = dated.where(window.widen_by(after=window_days).sql_condition("log_date"))
             rows = dedup.rank_in_window(
-                dedup.rank_lines(logged, ORDER_LINES, window_days), ORDER_LINES, window, window_days
+                dedup.rank_lines(logged, ORDER_LINES, window_days, corrects=True),
+                ORDER_LINES,
+                window,
+                window_days,
             )
             return dedup.drop_superseded(rows, ORDER_LINES)
 
@@ -170,7 +176,10 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         alone = [row for d in CALENDAR for row in compute_current(Window(d, d + DAY)).collect()]
         assert sum_facts(alone) == expected
         ranked = dedup.rank_in_window(
-            dedup.rank_lines(log, ORDER_LINES, window_days), ORDER_LINES, CALENDAR, window_days
+            dedup.rank_lines(log, ORDER_LINES, window_days, corrects=True),
+            ORDER_LINES,
+            CALENDAR,
+            window_days,
         )
         facts = facts_of(dedup.drop_superseded(ranked, ORDER_LINES))
         changes = sum_facts(derived.correction_rows(CORRECTIONS, facts, whole).collect())

@@ -61,7 +61,9 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
     listing = probe_files(spark, str(tmp_path), ORDER_LINES, YEAR.widen_by(before=1))
     read = raw_rows.read_versions(read_lines(spark, listing, ORDER_LINES), ORDER_LINES, zone)
     log = dedup.with_event_day(raw_rows.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
-    ranked = dedup.rank_in_window(dedup.rank_lines(log, ORDER_LINES, 0), ORDER_LINES, YEAR, 0)
+    ranked = dedup.rank_in_window(
+        dedup.rank_lines(log, ORDER_LINES, 0, corrects=True), ORDER_LINES, YEAR, 0
+    )
     staged = dedup.drop_superseded(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
