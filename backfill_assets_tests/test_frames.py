@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from threading import Event
 
 import pytest
 from pyspark.sql import types as T
 
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.spark import frames
 from backfill_assets.spark.frames import SharedFrames, create_frame
 
 STRUCT = T.StructType().add("day", T.DateType()).add("amount", T.DecimalType(18, 2))
@@ -78,3 +81,21 @@ def test_steps_of_a_run_share_a_frame_until_the_run_ends(spark):
         shared_frames.release(run_id)
     assert not shared_frames._frames
     assert not shared_frames._blocks
+
+
+def test_the_end_of_a_run_does_not_wait_for_an_engine_that_is_gone(spark, monkeypatch):
+    answers = Event()
+
+    @contextmanager
+    def cache_frames():
+        yield lambda frame: frame
+        answers.wait(60)
+
+    monkeypatch.setattr(frames, "cache_frames", cache_frames)
+    monkeypatch.setattr(frames, "_RELEASE_SECONDS", 0.01)
+    shared_frames = SharedFrames()
+    shared_frames.share("run", "lines", lambda: spark.range(3))
+    shared_frames.release("run")
+    assert not answers.is_set()
+    assert not shared_frames._frames
+    answers.set()

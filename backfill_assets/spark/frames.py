@@ -123,6 +123,8 @@ def cache_frames() -> Iterator[Cache]:
                 release()
 
 
+#: How long the end of a run waits until its frames are released.
+_RELEASE_SECONDS = 10.0
 #: Returns the cached frame of a key; the function computes it if no step of the run has done so.
 Share = Callable[[Hashable, Callable[[], DataFrame]], DataFrame]
 
@@ -147,13 +149,16 @@ class SharedFrames:
             return self._frames[run_id, key]
 
     def release(self, run_id: str) -> None:
-        """Release the frames of a run."""
+        """Release the frames of a run, without waiting for an engine that does not answer."""
         with self._lock:
             block = self._blocks.pop(run_id, None)
             for run_key in [run_key for run_key in self._frames if run_key[0] == run_id]:
                 del self._frames[run_key]
         if block is not None:
-            block.close()
+            # The engine may be gone, and Spark's client would retry for ten minutes.
+            releasing = Thread(target=block.close, daemon=True)
+            releasing.start()
+            releasing.join(_RELEASE_SECONDS)
 
 
 def release_orphaned_frames(session: SparkSession) -> list[str]:
