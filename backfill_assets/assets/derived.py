@@ -367,11 +367,7 @@ def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefi
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
 
     return table_asset(
-        deployment,
-        table,
-        compute_days,
-        group=table.base.group,
-        lineage=table.lineage,
+        deployment, table, compute_days, group=table.base.group, lineage=table.lineage
     )
 
 

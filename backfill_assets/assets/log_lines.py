@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.assets.table_asset import AssetInputs
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.spark.frames import Cache
@@ -58,10 +57,12 @@ class LogLines:
         def rank() -> DataFrame:
             return dedup.rank_lines(rows, source, policy.window_days, corrects=policy.corrects)
 
-        if not _is_shared(deployment.graph, table, inputs, log, days):
+        filled_days = _filled_days(log.ledger, log_days)
+        tables = {source.staged.name, *deployment.graph.current_tables(source.raw.name)}
+        ranking_tables = tables & inputs.run_tables
+        if not _is_shared(deployment.graph, ranking_tables, log.ledger, filled_days, days):
             return cls(rows, None, rank)
         # A step with few rows has a session of its own.
-        filled_days = _filled_days(log.ledger, log_days)
         key = (log.table.name, log.ledger.version, filled_days, raw.sparkSession)
         return cls(rows, inputs.share(key, rank), rank)
 
@@ -72,25 +73,22 @@ class LogLines:
 
 def _is_shared(
     graph: Graph,
-    table: SourceTable | Current,
-    inputs: AssetInputs,
-    log: TableSnapshot,
+    ranking_tables: Iterable[str],
+    ledger: Ledger,
+    filled_days: frozenset[date],
     days: Window,
 ) -> bool:
-    """Return whether several steps of the run rank the lines that some days of a table need."""
-    ledger = log.ledger
+    """Return whether several tables rank the lines of these days of a raw log for some days."""
     if ledger.rows is None and (ledger.external_commits or ledger.missing_versions):
         return False  # which days have rows as of an older version is not known
-    ranking_tables = {table.source.staged.name, *graph.current_tables(log.table.name)}
     reaches = [
         dependency.reach.deciding_days(ledger)
-        for name in ranking_tables & inputs.run_tables
+        for name in ranking_tables
         for dependency in graph.inputs[name]
-        if dependency.source.name == log.table.name
+        if dependency.source.name == ledger.table.name
     ]
     if len(reaches) < 2:
         return False
-    filled_days = _filled_days(ledger, log.days_read_for(days))
     same_reaches = [
         reach
         for reach in reaches

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 from backfill_assets.assets import staging
 from backfill_assets.assets.log_lines import _is_shared
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
@@ -30,7 +25,7 @@ REST = [name for name in TABLES if name not in RAW_TABLES]
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The frame that each step got which shares one."""
     frames: list[object] = []
     share = SharedFrames.share
@@ -132,16 +127,10 @@ def test_an_older_version_with_a_commit_of_another_writer_is_not_shared(pipeline
     own = pipeline.io_manager.ledger(RAW)
     other = ExternalCommit(own.version + 1, "WRITE", frozenset([day(2)]))
     window, graph = Window(day(1), day(4)), pipeline.deployment.graph
-    inputs: Any = SimpleNamespace(run_tables={*EVERYTHING})
 
     def is_shared(log: Ledger) -> bool:
-        snapshot = TableSnapshot(log, needs_same_day=True, read=read_nothing)
-        (dependency,) = graph.inputs[STAGED.name]
-        snapshot = snapshot.with_reach(dependency.reach.deciding_days(log))
-        return _is_shared(graph, STAGED, inputs, snapshot, window)
-
-    def read_nothing(_: object) -> DataFrame:
-        raise AssertionError
+        filled_days = frozenset(map(day, (1, 2, 3)))
+        return _is_shared(graph, [STAGED.name, KNOWN], log, filled_days, window)
 
     assert is_shared(own)
     assert is_shared(own.as_of(own.version))
