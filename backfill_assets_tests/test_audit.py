@@ -6,8 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
+import pyarrow.parquet as pq
 import pytest
 
+from backfill_assets.audit import verdicts
 from backfill_assets.audit.verdicts import (
     DayMetrics,
     Expectation,
@@ -21,6 +23,7 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.tables import FACT, STAGED
+from backfill_assets_tests.helpers import row_digest
 from backfill_assets_tests.helpers.pipeline import day
 
 ONE_DAY = Window(day(10), day(11))
@@ -110,6 +113,35 @@ def test_values_that_are_equal_have_one_hash(spark, value, equal_value):
     frame = spark.sql(f"SELECT {value} AS value UNION ALL SELECT {equal_value}")
     first, second = (row[0] for row in frame.selectExpr(row_hash(frame.schema)).collect())
     assert first == second
+
+
+def test_the_digest_is_what_plain_python_computes_of_all_types(spark, tmp_path):
+    """By the definition of Spark's hash: a release that hashes otherwise makes all days differ."""
+    frame = spark.sql(
+        """
+        SELECT DATE'2024-01-01' AS day, id AS a_long, CAST(-id AS INT) AS an_int,
+            CAST(id AS SMALLINT) AS a_short, id % 2 = 0 AS flag, id / 3 - 1 AS a_double,
+            CAST(id / 7 AS FLOAT) AS a_float,
+            IF(id = 1, NULL, repeat('é', CAST(id AS INT))) AS text,
+            CAST(repeat('b', CAST(id AS INT)) AS BINARY) AS bytes,
+            CAST(id - 2.55 AS DECIMAL(18, 2)) AS amount,
+            CAST(id * -1e20 AS DECIMAL(38, 5)) AS large,
+            TIMESTAMP'2024-01-01 00:00:00.000001' - make_interval(0, 0, 0, id * 40000) AS at,
+            CAST(TIMESTAMP'1969-12-31 23:59:59' AS TIMESTAMP_NTZ) AS local_time,
+            IF(id = 2, NULL, struct(id AS a, IF(id = 3, NULL, 'x') AS b)) AS pair,
+            array(id, NULL, array_size(array(id))) AS numbers,
+            CAST(array() AS ARRAY<INT>) AS nothing,
+            IF(id = 3, NULL, map(concat('k', id), NULL, 'z', array(struct(id AS n)))) AS entries
+        FROM range(4)
+        UNION ALL
+        SELECT DATE'2024-01-02', 0, 0, 0, true, -0.0D, FLOAT('NaN'), '', X'', 0, 0,
+            TIMESTAMP'2024-01-01', TIMESTAMP_NTZ'2024-01-01', NULL, NULL, NULL, NULL
+        """
+    )
+    digests = verdicts.digests_by_day(frame, "day")
+    assert len(digests) == 2
+    frame.write.parquet(str(tmp_path / "rows"))
+    assert row_digest.digests_by_day(pq.read_table(tmp_path / "rows"), "day") == digests
 
 
 def test_digest_sees_a_row_that_came_twice(spark):

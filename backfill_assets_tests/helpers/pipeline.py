@@ -16,7 +16,6 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
 from backfill_assets.assets import backfill_jobs
-from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.backfills import verify
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.verify import VerifiedDay
@@ -40,6 +39,7 @@ from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.postgres import instance_in
+from backfill_assets_tests.helpers.row_digest import digests_by_day
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
@@ -231,12 +231,17 @@ class Pipeline:
 
     def rows(self, name: str) -> list[dict]:
         """A table's rows, read by an engine that is not Spark."""
+        return self._arrow_rows(name).to_pylist()
+
+    def _arrow_rows(
+        self, name: str, partitions: list[tuple[str, str, list[str]]] | None = None
+    ) -> pa.Table:
         url = url_of(self.warehouse / name)
         filesystem = folder_filesystem(url) if in_object_store(url) else None
-        return self.log(name).to_pyarrow_table(filesystem=filesystem).to_pylist()
+        return self.log(name).to_pyarrow_table(partitions, filesystem=filesystem)
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """The digest of every day of every table, computed from the rows of its files.
+        """The digest of every day of every table, computed from its rows without Spark.
 
         Data files do not change: days with the same files as before are not computed again.
         """
@@ -247,14 +252,9 @@ class Pipeline:
                 continue
             keys = self._file_keys(name, table)
             if new_days := [d for d, key in keys.items() if key not in _DIGESTS]:
-                frame = self.io_manager.engine.spark_session.read.format("delta").load(
-                    self.settings.table(name)
-                )
-                frame = frame.where(frame[table.partition].isin(new_days))
-                measured = measure_days(frame, table)
-                _DIGESTS.update(
-                    (keys[d], measured[d].digest if d in measured else None) for d in new_days
-                )
+                rows = self._arrow_rows(name, [(table.partition, "in", [*map(str, new_days)])])
+                measured = digests_by_day(rows.select([*table.columns]), table.partition)
+                _DIGESTS.update((keys[d], measured.get(d)) for d in new_days)
             days = {str(d): _DIGESTS[key] for d, key in keys.items()}
             digests[name] = {d: digest for d, digest in days.items() if digest}
         return digests
@@ -263,9 +263,6 @@ class Pipeline:
         """By day, what its rows follow from: the columns, and the files with size and time."""
         log, folder = self.log(name), url_of(self.warehouse / name)
         filesystem, _ = open_store(folder)
-        # A deletion vector changes the rows of a file: then each version is computed anew.
-        vectors = "deletionVectors" in (log.protocol().reader_features or ())
-        version = (folder, log.version()) if vectors else ()
         files = defaultdict(set)
         for action in pa.table(log.get_add_actions(flatten=True)).to_pylist():
             path = resolve_path(folder, action["path"])
@@ -275,10 +272,7 @@ class Pipeline:
             files[action[f"partition.{table.partition}"]].add(
                 (name_in_table, info.size, info.mtime_ns)
             )
-        return {
-            d: (*version, str(table.columns), frozenset(day_files))
-            for d, day_files in files.items()
-        }
+        return {d: (str(table.columns), frozenset(day_files)) for d, day_files in files.items()}
 
     def materialized(self, name: str) -> set[str]:
         return self.instance.get_materialized_partitions(dg.AssetKey(name))
