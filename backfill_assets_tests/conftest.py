@@ -20,26 +20,23 @@ from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
-# what Spark would generate is interpreted, and the JVM compiles but lightly.
+# what Spark would generate is interpreted, and the JVM compiles but lightly. (Half of the CPU of an
+# engine that compiled well went into compiling, still after ten minutes.)
 SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+    ),
     "spark.databricks.delta.snapshotPartitions": "1",
     # Each call of PySpark would look for IPython and tell the JVM where it stands in the source.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    "spark.driver.memory": "2g",
-}
-#: Set where a session has few tests.
-SHORT = "BACKFILL_TEST_SHORT"
-#: For a session that lasts, it is worth it to compile well. With 2 GB, the JVM of a whole run of CI
-#: spent most of its last minutes on collecting garbage.
-LASTING = {
-    **SMALL,
+    # The text of each plan, for a page that nobody opens.
+    "spark.sql.ui.explainMode": "simple",
+    # With 2 GB, the JVM of a whole run of CI spent most of its last minutes on collecting garbage.
     "spark.driver.memory": "4g",
-    "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
 
 
@@ -115,12 +112,15 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(spark_cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    local_conf = SMALL if SHORT in os.environ else LASTING
-    local_conf = local_conf if master.startswith("local") else spark_cluster.SMALL
+    local_conf = SMALL if master.startswith("local") else spark_cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else local_conf
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
-    return Engine.from_settings(load_settings(spark_master=master, spark_conf=conf, warehouse=url))
+    engine = Engine.from_settings(
+        load_settings(spark_master=master, spark_conf=conf, warehouse=url)
+    )
+    # As where nobody sets Spark's partitions: steps that read few rows have a session of their own.
+    return engine.model_copy(update={"small_data_config": dict(SMALL_DATA_CONF)})
 
 
 @pytest.fixture(scope="session")
@@ -133,9 +133,9 @@ def spark(engine: Engine, pytestconfig: pytest.Config) -> Iterator:
 
 
 @pytest.fixture
-def small_data_engine(engine: Engine, spark) -> Engine:
-    """The suite's engine, with a session for few rows as where nobody sets Spark's partitions."""
-    return engine.model_copy(update={"small_data_config": dict(SMALL_DATA_CONF)})
+def one_session_engine(engine: Engine, spark) -> Engine:
+    """The suite's engine, whose only session is that of steps that read many rows."""
+    return engine.model_copy(update={"small_data_config": {}})
 
 
 @pytest.fixture

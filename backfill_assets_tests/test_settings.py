@@ -16,7 +16,7 @@ from backfill_assets.runtime_versions import is_secret
 from backfill_assets.settings import Settings, SettingsError, load_settings
 from backfill_assets.spark.configuration import spark_config
 from backfill_assets.tables.graph import config_digests
-from backfill_assets_tests.conftest import LASTING
+from backfill_assets_tests.conftest import SMALL
 
 
 @pytest.fixture(autouse=True)
@@ -352,7 +352,7 @@ def test_what_is_not_known_to_tune_may_decide_rows(name):
 
 
 def test_the_suite_itself_only_tunes():
-    assert load_settings(spark_conf=LASTING).digest == load_settings().digest
+    assert load_settings(spark_conf=SMALL).digest == load_settings().digest
 
 
 @pytest.mark.parametrize(

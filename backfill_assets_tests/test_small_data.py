@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +33,14 @@ from backfill_assets_guide.examples.customers.lifetime_value import customer_lif
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
 
-def test_few_rows_have_a_session_of_their_own(small_data_engine: Engine, spark: SparkSession):
-    session = small_data_engine.session_for_rows(SMALL_DATA_ROWS)
+def test_few_rows_have_a_session_of_their_own(engine: Engine, spark: SparkSession):
+    session = engine.session_for_rows(SMALL_DATA_ROWS)
     assert session is not spark
-    assert session is small_data_engine.session_for_rows(0)
+    assert session is engine.session_for_rows(0)
     assert {name: session.conf.get(name) for name in SMALL_DATA_CONF} == SMALL_DATA_CONF
-    assert small_data_engine.session_for_rows(SMALL_DATA_ROWS + 1) is spark
+    assert engine.session_for_rows(SMALL_DATA_ROWS + 1) is spark
     assert spark.conf.get(ADAPTIVE_EXECUTION) == "true"
-    assert small_data_engine.started_sessions == [spark, session]
+    assert engine.started_sessions == [spark, session]
     # All other settings are those of the deployment.
     for name in ("spark.sql.session.timeZone", "spark.sql.parquet.columnarReaderBatchSize"):
         assert session.conf.get(name) == spark.conf.get(name)
@@ -54,10 +53,8 @@ def test_a_deployment_that_sets_its_partitions_has_one_session(name: str, spark:
     assert small_data_config(load_settings(spark_conf={"spark.x": "1"})) == SMALL_DATA_CONF
 
 
-@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="the server has the settings")
-def test_the_suite_has_one_session(engine: Engine, spark: SparkSession):
-    """Its engine sets the partitions, so that the session of large steps is tested as well."""
-    assert engine.session_for_rows(0) is spark
+def test_an_engine_without_these_settings_has_one_session(one_session_engine: Engine, spark):
+    assert one_session_engine.session_for_rows(0) is spark
 
 
 def days_in_many_partitions(session: SparkSession) -> DataFrame:
@@ -70,9 +67,9 @@ def files_by_day(rows: DataFrame, folder: Path) -> list[int]:
     return [len([*path.glob("*.parquet")]) for path in sorted(folder.glob("day=*"))]
 
 
-def test_a_day_is_in_one_file(small_data_engine: Engine, spark: SparkSession, tmp_path: Path):
+def test_a_day_is_in_one_file(engine: Engine, spark: SparkSession, tmp_path: Path):
     assert files_by_day(days_in_many_partitions(spark), tmp_path / "scattered") == [6, 6, 6]
-    small_data_session = small_data_engine.session_for_rows(0)
+    small_data_session = engine.session_for_rows(0)
     for name, session in (("large", spark), ("small", small_data_session)):
         rows = gather_rows(days_in_many_partitions(session), "day")
         assert files_by_day(rows, tmp_path / name) == [1, 1, 1]
@@ -88,7 +85,7 @@ def test_rows_of_files_are_estimated_from_their_sizes(tmp_path: Path):
 
 
 def test_each_step_has_the_session_of_its_rows(
-    small_data_engine: Engine, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     row_counts: list[int] = []
     session_for_rows = Engine.session_for_rows
@@ -98,7 +95,7 @@ def test_each_step_has_the_session_of_its_rows(
         return session_for_rows(engine, rows)
 
     monkeypatch.setattr(Engine, "session_for_rows", note_rows)
-    pipeline = Pipeline(small_data_engine, tmp_path)
+    pipeline = Pipeline(engine, tmp_path)
     pipeline.land(1, [order("o1", 1), order("o2", 1)])
     pipeline.land(2, [order("o3", 2)])
     pipeline.run(1, 2)

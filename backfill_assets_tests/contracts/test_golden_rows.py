@@ -174,9 +174,10 @@ def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) 
 
 
 def test_all_tables_in_utc(
-    engine: Engine, spark, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
+    one_session_engine: Engine, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
-    pipeline = deployment(engine, landing, landing, tables=EXAMPLES)
+    """In the session for many rows."""
+    pipeline = deployment(one_session_engine, landing, landing, tables=EXAMPLES)
     daily = [name for name in tables_of(pipeline.settings) if name != WEEKLY]
     pipeline.run(1, DAYS, daily)
     # A run has days or weeks, not both.
@@ -187,12 +188,10 @@ def test_all_tables_in_utc(
 
 
 def test_orders_in_another_time_zone(
-    small_data_engine: Engine, landing: Path, snapshot: SnapshotAssertion, renews: bool
+    engine: Engine, spark, landing: Path, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
     """Folders are named in UTC, and days end at 15:00 of these; in the session for few rows."""
-    pipeline = deployment(
-        small_data_engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo"
-    )
+    pipeline = deployment(engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo")
     names = [*tables_of(pipeline.settings)]
     pipeline.run(1, DAYS, names)
     assert_published(pipeline, names, {*Window(START, day(DAYS + 1))})

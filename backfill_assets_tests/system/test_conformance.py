@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets.postgres import PooledEventLog
-from backfill_assets_tests.conftest import SHORT, SMALL
+from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers import object_stores, s3_server
 from backfill_assets_tests.helpers import pipeline as pipelines
 from backfill_assets_tests.helpers.conformance_life import Digests, conformance_life
@@ -52,7 +52,7 @@ def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]
     words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
-        env={**os.environ, **environment, SHORT: "yes", RESULT: str(result)},
+        env={**os.environ, **environment, RESULT: str(result)},
         capture_output=True,
         text=True,
         cwd=PROJECT,

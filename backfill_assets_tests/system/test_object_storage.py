@@ -32,7 +32,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import delete_folder, folder_filesystem, open_store
 from backfill_assets.spark.jars import fetch_store_jars
 from backfill_assets.spark.stores import S3
-from backfill_assets_tests.conftest import LASTING, SMALL
+from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers import object_stores
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.object_stores import BUCKET, PLACE, Emulator
@@ -140,7 +140,7 @@ def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkey
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     fetch_store_jars(load_settings().jars, S3)
-    with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
+    with connect_server(tmp_path, SMALL, warehouse=f"s3a://{BUCKET}/w") as url:
         output = run_on(server, "whole", *option(), "system/test_cdnow.py", SPARK_REMOTE=url)
         assert "1 passed" in output
         log = (tmp_path / "connect-server.log").read_text()
