@@ -1,8 +1,11 @@
-"""pytest plugin: what each test takes, in wall and in CPU seconds, and a limit for the latter.
+"""pytest plugin: what each test and the whole suite take, and limits for it.
 
 CPU seconds are those of the test process and of all processes below it (a Spark driver, servers,
 runs): on a loaded machine a test takes longer, but it does not take more CPU. The time of a
 session's own fixtures counts for the test that asks for them first, as in pytest's durations.
+
+The cost of the suite is its CPU seconds divided by those of a fixed job on the same machine, see
+`reference_job`: CPU seconds measure the machine, too.
 
 Files run longest first, by the seconds of an earlier run, so that no worker is busy with a long
 file when the others have ended.
@@ -12,26 +15,47 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-#: Which tests a run's closing lines name.
+#: Which tests and files a run's closing lines name.
 _SLOWEST = 40
+_DEAREST = 20
 #: CPU seconds by file, of the tests that CI runs.
 SECONDS_BY_FILE = Path(__file__).with_name("seconds_by_file.json")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cpu-limit SECONDS` and `--record-seconds`."""
+    """Limits, and what they are told in."""
     parser.addoption(
         "--cpu-limit",
         type=float,
         metavar="SECONDS",
         help="fail a test outside system/ whose processes take more CPU than this",
+    )
+    parser.addoption(
+        "--reference-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="CPU seconds of the reference job on this machine, the unit of the suite's cost",
+    )
+    parser.addoption(
+        "--cost-limit",
+        type=float,
+        metavar="UNITS",
+        help="fail the run if the CPU seconds of all tests are more than so many reference jobs",
+    )
+    parser.addoption(
+        "--skip-limit",
+        type=int,
+        metavar="TESTS",
+        help="fail the run if more tests than these are skipped",
     )
     parser.addoption(
         "--record-seconds",
@@ -79,27 +103,77 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print the slowest tests, and the total of each file."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note when the run began."""
+    session.config.stash[_STARTED] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that exceeds a limit."""
+    if not hasattr(session.config, "workerinput") and exceeded_limits(session.config):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def exceeded_limits(config: pytest.Config) -> list[str]:
+    """A sentence for each limit of the whole run that it has exceeded."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    messages = []
+    reference, limit = config.getoption("--reference-seconds"), config.getoption("--cost-limit")
+    used = sum(seconds_by_test(reporter.stats)[1].values())
+    if reference and limit and used / reference > limit:
+        messages.append(
+            f"The tests cost {used / reference:.1f} reference jobs; the limit is {limit:g}. Look "
+            "at the dearest files above: decide without Spark, share what is loaded, land less."
+        )
+    skipped, skip_limit = reporter.stats.get("skipped", []), config.getoption("--skip-limit")
+    if skip_limit is not None and len(skipped) > skip_limit:
+        reasons = "".join(f"\n  {r.nodeid}: {r.longrepr[-1]}" for r in skipped)
+        messages.append(
+            f"{len(skipped)} tests were skipped; {skip_limit} may be. Install what they need:"
+            f"{reasons}"
+        )
+    return messages
+
+
+def seconds_by_test(
+    reports_by_outcome: Mapping[str, Sequence[Any]],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The wall seconds and the CPU seconds of each test."""
     wall: defaultdict[str, float] = defaultdict(float)
     cpu: defaultdict[str, float] = defaultdict(float)
-    for reports in terminalreporter.stats.values():
+    for reports in reports_by_outcome.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 wall[report.nodeid] += report.duration
                 cpu[report.nodeid] += dict(report.user_properties).get("cpu_seconds", 0.0)
+    return wall, cpu
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the slowest tests, the dearest files, the cost of the run and exceeded limits."""
+    wall, cpu = seconds_by_test(terminalreporter.stats)
     files: defaultdict[str, list[str]] = defaultdict(list)
     for nodeid in wall:
         files[nodeid.partition("::")[0]].append(nodeid)
     terminalreporter.section(f"{_SLOWEST} slowest tests (seconds: wall, CPU)")
     for nodeid in sorted(wall, key=wall.__getitem__, reverse=True)[:_SLOWEST]:
         terminalreporter.write_line(f"{wall[nodeid]:8.1f} {cpu[nodeid]:8.1f}  {nodeid}")
-    terminalreporter.section("Files (seconds: wall, CPU; tests)")
+    terminalreporter.section(f"{_DEAREST} dearest files (seconds: wall, CPU; tests)")
     totals = {f: (sum(map(wall.get, ids)), sum(map(cpu.get, ids))) for f, ids in files.items()}
-    for file, (seconds, used) in sorted(totals.items(), key=lambda item: -item[1][0]):
+    dearest = sorted(totals.items(), key=lambda item: -item[1][1])[:_DEAREST]
+    for file, (seconds, used) in dearest:
         terminalreporter.write_line(f"{seconds:8.1f} {used:8.1f} {len(files[file]):5}  {file}")
+    terminalreporter.section("Cost")
+    used, elapsed = sum(cpu.values()), time.monotonic() - config.stash[_STARTED]
+    line = f"{len(wall)} tests: {used:.0f} CPU seconds, {elapsed:.0f} s of wall time"
+    if reference := config.getoption("--reference-seconds"):
+        line += f", {used / reference:.1f} reference jobs of {reference:g} CPU seconds"
+    terminalreporter.write_line(line)
+    for message in exceeded_limits(config):
+        terminalreporter.write_line(message, red=True)
     if config.getoption("--record-seconds"):
         _record_seconds({_file_of(file): used for file, (_, used) in totals.items()})
 
@@ -112,6 +186,7 @@ def _record_seconds(seconds: Mapping[str, float]) -> None:
     SECONDS_BY_FILE.write_text(json.dumps(existing, indent=1) + "\n")
 
 
+_STARTED = pytest.StashKey[float]()
 #: Before a test, and after the last test of this process.
 _CPU_BEFORE = pytest.StashKey[float]()
 _CPU_NOW = pytest.StashKey[float]()

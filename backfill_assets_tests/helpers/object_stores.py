@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
+from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import Engine
+from backfill_assets.spark.stores import store_of
 from backfill_assets_tests.helpers.process_kills import wait_for
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "backfill_assets")
@@ -104,6 +107,17 @@ def azure_account(address: str) -> pafs.AzureFileSystem:
 
 #: By store, the program of its emulator and what runs it.
 EMULATORS = {"google": (GCS_PROGRAM, gcs_server), "azure": (AZURE_PROGRAM, azure_server)}
+
+
+def engine_of_stores(urls: Sequence[str], conf: Mapping[str, str], master: str) -> Engine:
+    """An engine for folders in several stores, each of which the environment describes."""
+    settings = load_settings(spark_master=master, spark_conf=dict(conf))
+    engine, stores = Engine.from_settings(settings), [*filter(None, map(store_of, urls))]
+    config = engine.spark_config
+    for store in stores:
+        config = store.with_spark_conf(config)
+    names = [store.name for store in stores]
+    return engine.model_copy(update={"spark_config": config, "stores": names})
 
 
 @contextmanager

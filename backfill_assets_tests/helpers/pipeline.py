@@ -234,11 +234,11 @@ class Pipeline:
         return self._arrow_rows(name).to_pylist()
 
     def _arrow_rows(
-        self, name: str, partitions: list[tuple[str, str, list[str]]] | None = None
+        self, name: str, filters: list[tuple[str, str, list[date]]] | None = None
     ) -> pa.Table:
         url = url_of(self.warehouse / name)
         filesystem = folder_filesystem(url) if in_object_store(url) else None
-        return self.log(name).to_pyarrow_table(partitions, filesystem=filesystem)
+        return self.log(name).to_pyarrow_table(filters=filters, filesystem=filesystem)
 
     def digests(self) -> dict[str, dict[str, str]]:
         """The digest of every day of every table, computed from its rows without Spark.
@@ -252,7 +252,7 @@ class Pipeline:
                 continue
             keys = self._file_keys(name, table)
             if new_days := [d for d, key in keys.items() if key not in _DIGESTS]:
-                rows = self._arrow_rows(name, [(table.partition, "in", [*map(str, new_days)])])
+                rows = self._arrow_rows(name, [(table.partition, "in", new_days)])
                 measured = digests_by_day(rows.select([*table.columns]), table.partition)
                 _DIGESTS.update((keys[d], measured.get(d)) for d in new_days)
             days = {str(d): _DIGESTS[key] for d, key in keys.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from backfill_assets_tests.helpers.object_stores import (
     BUCKET,
+    EMULATORS,
+    Emulator,
     find_program,
     free_port,
     place,
@@ -45,6 +47,10 @@ class S3Server:
             **place(self.bucket, self.url),
         }
 
+    def has_written(self, what: str) -> bool:
+        """Whether an object was put into it whose name a pattern fits."""
+        return bool(self.requests(what)["PutObject"])
+
     def requests(self, what: str = "") -> Counter[str]:
         """How often each operation was asked for, of objects and prefixes that a pattern fits."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
@@ -69,3 +75,10 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     command += ["posix", *attribute_options, str(server.bucket.parent)]
     with run_server(command, address, folder / "server.log", **keys):
         yield server
+
+
+#: By name, the program of a store and what runs it.
+STORES: dict[str, tuple[str, Callable[[Path], AbstractContextManager[S3Server | Emulator]]]] = {
+    "s3": (PROGRAM, s3_server),
+    **EMULATORS,
+}

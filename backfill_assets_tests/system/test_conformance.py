@@ -1,7 +1,8 @@
 """One life on every back end: local disks, S3, Spark Connect, Postgres, a cluster.
 
 The session's own engine leads the life on local disks. Where another engine or other folders are
-needed, a pytest session of its own runs `test_a_life`, and its digests are compared.
+needed, a pytest session of its own runs `test_a_life`, and its digests are compared. One such
+session leads the lives in all object stores.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -26,6 +29,8 @@ from backfill_assets_tests.helpers.spark_cluster import MASTER, run_cluster
 
 #: Where a nested session writes its digests.
 RESULT = "BACKFILL_TEST_DIGESTS"
+#: By store, where a nested session leads its life: the variable of the place, and the folder.
+LIVES = "BACKFILL_TEST_LIVES_IN_STORES"
 IN_STORE = object_stores.PLACE in os.environ
 pytestmark = pytest.mark.timeout(1800)
 outermost = pytest.mark.skipif(
@@ -41,15 +46,21 @@ def expected(engine, spark, tmp_path_factory) -> dict[str, Digests]:
 
 
 def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]:
-    """The digests of a life in a pytest session of its own.
+    """The digests of a life in a pytest session of its own, as `run_nested`."""
+    return run_nested(folder, base, "test_a_life", **environment)
+
+
+def run_nested(folder: Path, base: Path, test: str, **environment: str) -> Any:
+    """What a test writes in a pytest session of its own.
 
     Args:
         folder: for the result.
         base: the folder of the session's files.
+        test: its name.
         environment: names the back end.
     """
     result = folder / "digests.json"
-    words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
+    words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::{test}"]
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         env={**os.environ, **environment, RESULT: str(result)},
@@ -59,8 +70,7 @@ def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]
         check=False,
     )
     assert completed.returncode == 0, completed.stdout[-6000:]
-    digests: dict[str, Digests] = json.loads(result.read_text())
-    return digests
+    return json.loads(result.read_text())
 
 
 @pytest.mark.skipif(RESULT not in os.environ, reason="the tests below lead it on each back end")
@@ -87,25 +97,45 @@ def test_a_life_with_dagsters_storage_in_postgres(
     instance.dispose()
 
 
-@outermost
-@pytest.mark.skipif(not s3_server.PROGRAM, reason=s3_server.MISSING)
-def test_a_life_on_s3(expected, tmp_path):
-    with s3_server.s3_server(tmp_path) as server:
-        base = server.bucket / "inner"
-        assert run_life(tmp_path, base, **server.environment) == expected
-        assert server.requests("inner")["PutObject"]
+@pytest.mark.skipif(LIVES not in os.environ, reason="`digests_in_stores` has them led")
+def test_lives_in_stores(monkeypatch):
+    digests, lives = {}, json.loads(os.environ[LIVES])
+    urls = [variable.split("\n")[1] for variable, _ in lives.values()]
+    engine = object_stores.engine_of_stores(urls, SMALL, "local[2]")
+    for store, (variable, root) in lives.items():
+        monkeypatch.setenv(object_stores.PLACE, variable)
+        digests[store] = conformance_life(engine, Path(root), only_files=True)
+    Path(os.environ[RESULT]).write_text(json.dumps(digests))
+
+
+@pytest.fixture(scope="module")
+def digests_in_stores(tmp_path_factory) -> dict[str, dict[str, Digests]]:
+    """By store, the digests of a life in it; without stores that this machine does not have."""
+    folder, lives, environment = tmp_path_factory.mktemp("stores"), {}, {}
+    with ExitStack() as stack:
+        servers = {}
+        for store, (program, run_store) in s3_server.STORES.items():
+            if program:
+                (own_folder := folder / store).mkdir()
+                servers[store] = server = stack.enter_context(run_store(own_folder))
+                # S3's objects are files in a folder of the server.
+                top = getattr(server, "bucket", own_folder)
+                variables = {**object_stores.place(top, server.url), **server.environment}
+                lives[store] = (variables.pop(object_stores.PLACE), str(top / "inner"))
+                environment |= variables
+        variables = {**environment, LIVES: json.dumps(lives)}
+        digests = run_nested(folder, folder / "inner", "test_lives_in_stores", **variables)
+        assert all(server.has_written("inner") for server in servers.values())
+    return digests
 
 
 @outermost
-@pytest.mark.parametrize("store", object_stores.EMULATORS)
-def test_a_life_in_an_emulator(store, expected, tmp_path):
-    program, run_emulator = object_stores.EMULATORS[store]
+@pytest.mark.parametrize("store", s3_server.STORES)
+def test_a_life_in_a_store(store, expected, request):
+    program, _ = s3_server.STORES[store]
     if not program:
-        pytest.skip(object_stores.MISSING)
-    with run_emulator(tmp_path) as server:
-        variables = {**server.environment, **object_stores.place(tmp_path, server.url)}
-        assert run_life(tmp_path, tmp_path / "inner", **variables) == expected
-        assert server.has_written("inner")
+        pytest.skip(f"{object_stores.MISSING}; {s3_server.MISSING}")
+    assert request.getfixturevalue("digests_in_stores")[store] == expected
 
 
 @pytest.mark.skipif(not IN_STORE, reason="`test_object_storage` runs it on S3")

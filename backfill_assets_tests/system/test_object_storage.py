@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -35,10 +34,16 @@ from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers import object_stores
 from backfill_assets_tests.helpers.connect_server import connect_server
-from backfill_assets_tests.helpers.object_stores import BUCKET, PLACE, Emulator
+from backfill_assets_tests.helpers.object_stores import BUCKET, PLACE
 from backfill_assets_tests.helpers.paths import CDNOW
 from backfill_assets_tests.helpers.postgres import option
-from backfill_assets_tests.helpers.s3_server import MISSING, PROGRAM, S3Server, s3_server
+from backfill_assets_tests.helpers.s3_server import (
+    MISSING,
+    PROGRAM,
+    STORES,
+    S3Server,
+    s3_server,
+)
 
 #: Commits of each driver that races.
 COMMITS = 6
@@ -59,11 +64,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(PLACE in os.environ, reason="this is the run in a store"),
 ]
-#: By name, the program of a store and what runs it.
-STORES: dict[str, tuple[str, Callable[[Path], AbstractContextManager[S3Server | Emulator]]]] = {
-    "s3": (PROGRAM, s3_server),
-    **object_stores.EMULATORS,
-}
 
 
 @pytest.fixture
@@ -74,19 +74,26 @@ def server(tmp_path) -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """By store that this machine has, the URL of a bucket, of which this process knows."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        urls = {}
+        for name, (program, run_store) in STORES.items():
+            if program:
+                store = stack.enter_context(run_store(tmp_path_factory.mktemp(name)))
+                urls[name] = store.url
+                for variable, value in store.environment.items():
+                    patch.setenv(variable, value)
+        yield urls
+
+
 @pytest.fixture(scope="module", params=STORES)
-def bucket(request, tmp_path_factory) -> Iterator[str]:
-    """The URL of a bucket in each store, of which the test's own process knows."""
-    program, run_store = STORES[request.param]
-    if not program:
+def bucket(request, buckets) -> str:
+    """The URL of a bucket in each store."""
+    if request.param not in buckets:
         pytest.skip(object_stores.MISSING)
-    with (
-        run_store(tmp_path_factory.mktemp("store")) as store,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in store.environment.items():
-            patch.setenv(name, value)
-        yield store.url
+    return buckets[request.param]
 
 
 def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
@@ -278,23 +285,23 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     assert message.endswith("nothing was written.")
 
 
-#: A driver, which does what it reads: `write TEXT` writes a commit where one may be, three times,
-#: and prints how that ended; `insert COUNT` commits one row after the other, and prints those of
-#: which it was told that they are there.
+#: A driver for several stores, which does what it reads: `write BUCKET TEXT` writes a commit where
+#: one may be, three times, and prints how that ended; `insert BUCKET COUNT` commits one row after
+#: the other, and prints those of which it was told that they are there.
 DRIVER = """
 import sys
 from functools import reduce
 from py4j.protocol import Py4JJavaError
 from backfill_assets.delta.commits import is_conflict
-from backfill_assets.spark.session import SPARK_ERRORS, Engine
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.spark.stores import store_of
-from backfill_assets.settings import load_settings
-bucket, name = sys.argv[1:]
-settings = load_settings(spark_master="local[1]", warehouse=f"{bucket}/w")
-spark = Engine.from_settings(settings).spark_session
+from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.helpers.object_stores import engine_of_stores
+name, *buckets = sys.argv[1:]
+spark = engine_of_stores(buckets, SMALL, "local[1]").spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
 
-def write(text):
+def write(bucket, text):
     lines = jvm.java.util.ArrayList()
     lines.add(text)
     store = reduce(getattr, store_of(bucket).log_store.split("."), jvm)(conf)
@@ -308,7 +315,7 @@ def write(text):
         else:
             print("written", flush=True)
 
-def insert(count):
+def insert(bucket, count):
     for n in range(int(count)):
         try:
             spark.sql(f"INSERT INTO delta.`{bucket}/contested` VALUES ('{name}-{n}')")
@@ -321,8 +328,8 @@ def insert(count):
 
 print("done", flush=True)
 for command in sys.stdin:
-    word, value = command.split()
-    {"write": write, "insert": insert}[word](value)
+    word, bucket, value = command.split()
+    {"write": write, "insert": insert}[word](bucket, value)
     print("done", flush=True)
 """
 
@@ -330,10 +337,10 @@ for command in sys.stdin:
 class Driver:
     """A Spark driver in a process of its own."""
 
-    def __init__(self, bucket: str, name: str) -> None:
+    def __init__(self, name: str, buckets: Iterable[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, bucket, name],
-            env={**os.environ, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL)},
+            [sys.executable, "-c", DRIVER, name, *buckets],
+            cwd=HERE.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -357,9 +364,9 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def drivers(bucket) -> Iterator[list[Driver]]:
+def drivers(buckets) -> Iterator[list[Driver]]:
     """Two drivers that are ready, each of which knows nothing of the other."""
-    started = [Driver(bucket, name) for name in ("a", "b")]
+    started = [Driver(name, buckets.values()) for name in ("a", "b")]
     try:
         assert [[*driver.answers()] for driver in started] == [[], []]
         yield started
@@ -381,7 +388,7 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, drivers):
 
     answers = []
     for driver, text in zip(drivers, ("first", "second"), strict=True):
-        driver.tell(f"write {text}")
+        driver.tell(f"write {bucket} {text}")
         answers += driver.answers()
         if text == "first":
             assert read_commit() == b"first\n"
@@ -396,7 +403,7 @@ def test_no_commit_of_several_drivers_is_lost(bucket, drivers):
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))
     for driver in drivers:
-        driver.tell(f"insert {COMMITS}")
+        driver.tell(f"insert {bucket} {COMMITS}")
     answers = ["first"]
 
     def follow_driver(driver: Driver) -> None:
