@@ -12,7 +12,11 @@ from dagster._core.definitions.reconstruct import ReconstructableJob
 from hypothesis import settings as hypothesis
 
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.frames import SMALL_DATA_CONF
+from backfill_assets.spark.frames import (
+    ADAPTIVE_EXECUTION,
+    SHUFFLE_PARTITIONS,
+    SMALL_DATA_CONF,
+)
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
 from backfill_assets_tests.helpers.object_stores import url_of
@@ -23,7 +27,7 @@ from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 # what Spark would generate is interpreted, and the JVM compiles but lightly. (Half of the CPU of an
 # engine that compiled well went into compiling, still after ten minutes.)
 SMALL = {
-    "spark.sql.shuffle.partitions": "2",
+    **SMALL_DATA_CONF,
     "spark.default.parallelism": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -112,7 +116,9 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(spark_cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    local_conf = SMALL if master.startswith("local") else spark_cluster.SMALL
+    # For what reads many rows, and for what tests ask of the session themselves.
+    many_rows_conf = {SHUFFLE_PARTITIONS: "2", ADAPTIVE_EXECUTION: "true"}
+    local_conf = (SMALL | many_rows_conf) if master.startswith("local") else spark_cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else local_conf
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
