@@ -68,6 +68,29 @@ def loaded(engine, original, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def original_with_wrong_day(engine, original, tmp_path_factory):
+    """The same days, and one more order on day 2 by the backfill `wrongone`, to be copied."""
+    root = tmp_path_factory.mktemp("wrong")
+    copy_loaded(original, root)
+    pipeline = Pipeline(engine, root)
+    pipeline.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    pipeline.run(2, tags={"dagster/backfill": "wrongone"})
+    return root
+
+
+@pytest.fixture
+def wrong(engine, original_with_wrong_day, tmp_path):
+    copy_loaded(original_with_wrong_day, tmp_path)
+    return Pipeline(engine, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first_digests(engine, original):
+    """What the first backfill has published."""
+    return published_digests(Pipeline(engine, original))
+
+
+@pytest.fixture(scope="module")
 def complete_original(engine, original, tmp_path_factory):
     """The same days, of all tables there are, to be copied."""
     root = tmp_path_factory.mktemp("complete")
@@ -110,27 +133,24 @@ def test_exactly_its_days_go_back(complete):
     assert (record.reason, record.details.undoes) == ("a drill", "wrongone")
 
 
-def test_an_undo_can_be_undone(loaded):
-    first = published_digests(loaded)
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
-    wrong = published_digests(loaded)
-    extents, problems = undoing.preview_undo(loaded.deployment, "wrongone")
+def test_an_undo_can_be_undone(wrong, first_digests):
+    wrong_digests = published_digests(wrong)
+    extents, problems = undoing.preview_undo(wrong.deployment, "wrongone")
     assert problems == []
-    changed = {key for key, content in wrong.items() if content != first.get(key)}
+    changed = {key for key, content in wrong_digests.items() if content != first_digests.get(key)}
     assert {(name, d) for name, extent in extents.items() for d in extent.changes} == changed
-    result = run_undo(loaded, "wrongone")
-    assert published_digests(loaded) == first
-    put_back = undoing.days_written_by_run(loaded.deployment, result.run_id)
+    result = run_undo(wrong, "wrongone")
+    assert published_digests(wrong) == first_digests
+    put_back = undoing.days_written_by_run(wrong.deployment, result.run_id)
     assert changed <= {(name, d) for name, days in put_back.items() for d in days}
-    second_undo = run_undo(loaded, "wrongone", fails=True)
-    assert "wrongone is undone already" in loaded.failure(second_undo)
+    second_undo = run_undo(wrong, "wrongone", fails=True)
+    assert "wrongone is undone already" in wrong.failure(second_undo)
     # Dagster's retry of a run that lost its process after the last commit has nothing to do.
-    versions = {name: loaded.log(name).version() for name in LAYERS}
-    run_undo(loaded, "wrongone", tags={"dagster/retry_number": "1"})
-    assert {name: loaded.log(name).version() for name in LAYERS} == versions
-    run_undo(loaded, result.run_id[:8])
-    assert published_digests(loaded) == wrong
+    versions = {name: wrong.log(name).version() for name in LAYERS}
+    run_undo(wrong, "wrongone", tags={"dagster/retry_number": "1"})
+    assert {name: wrong.log(name).version() for name in LAYERS} == versions
+    run_undo(wrong, result.run_id[:8])
+    assert published_digests(wrong) == wrong_digests
 
 
 def test_what_was_written_since_is_left_alone(loaded):
@@ -157,6 +177,7 @@ def test_what_was_written_since_is_left_alone(loaded):
     assert {d for (_, d) in now if any(now[n, d] != digests[n, d] for n in LAYERS)} == {day(2)}
 
 
+@pytest.mark.slow
 def test_the_advice_of_a_refused_undo_is_enough(loaded):
     first = published_digests(loaded)
     logs = ("raw_orders", "raw_orders_rejected")
@@ -220,23 +241,21 @@ def test_what_was_made_of_a_load_goes_with_it(loaded):
     assert "is undone already" in message
 
 
-def test_old_files_are_not_named_again_when_the_time_to_undo_is_over(loaded, monkeypatch):
+def test_old_files_are_not_named_again_when_the_time_to_undo_is_over(
+    wrong, original, first_digests, engine, monkeypatch
+):
     """A VACUUM that has begun may be about to remove them: the rows are written again."""
-    before, old = published_digests(loaded), files_of(loaded, 2)
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
+    old = files_of(Pipeline(engine, original), 2)
     monkeypatch.setattr(undoing, "_MARGIN", timedelta(days=400))
-    run_undo(loaded, "wrongone")
-    assert published_digests(loaded) == before
-    assert old.isdisjoint(files_of(loaded, 2))
+    run_undo(wrong, "wrongone")
+    assert published_digests(wrong) == first_digests
+    assert old.isdisjoint(files_of(wrong, 2))
 
 
-def test_in_time_old_files_are_named_again(loaded):
-    old = files_of(loaded, 2)
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
-    run_undo(loaded, "wrongone")
-    assert files_of(loaded, 2) == old
+def test_in_time_old_files_are_named_again(wrong, original, engine):
+    old = files_of(Pipeline(engine, original), 2)
+    run_undo(wrong, "wrongone")
+    assert files_of(wrong, 2) == old
 
 
 def files_of(pipeline, n):
@@ -245,6 +264,7 @@ def files_of(pipeline, n):
     return {*list_data_files(url, FACT, [day(n)], version)["path"].to_pylist()}
 
 
+@pytest.mark.slow
 def test_launched_again_after_an_undo(loaded):
     """It is the second launch that is undone then, as often as one likes."""
     before = published_digests(loaded)
@@ -256,42 +276,36 @@ def test_launched_again_after_an_undo(loaded):
         assert published_digests(loaded) == before
 
 
-def test_what_vacuum_has_taken_cannot_come_back(loaded):
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, tags={"dagster/backfill": "wrongone"})
+def test_what_vacuum_has_taken_cannot_come_back(wrong):
     (change,) = changed_days(
-        read_ledgers(loaded.deployment)[STAGED.name], commits_of("wrongone")
+        read_ledgers(wrong.deployment)[STAGED.name], commits_of("wrongone")
     ).values()
-    url = loaded.settings.table(STAGED.name)
+    url = wrong.settings.table(STAGED.name)
     for path in list_data_files(url, STAGED, [day(2)], change.version_before)["path"].to_pylist():
-        (loaded.warehouse / STAGED.name / path).unlink()
-    versions = {name: loaded.log(name).version() for name in LAYERS}
-    refused = loaded.failure(run_undo(loaded, "wrongone", fails=True))
+        (wrong.warehouse / STAGED.name / path).unlink()
+    versions = {name: wrong.log(name).version() for name in LAYERS}
+    refused = wrong.failure(run_undo(wrong, "wrongone", fails=True))
     assert (
         f"the files that stg_orders [2024-01-02] had in version {change.version_before} are gone"
         in refused
     )
-    assert versions == {name: loaded.log(name).version() for name in LAYERS}
+    assert versions == {name: wrong.log(name).version() for name in LAYERS}
 
 
-def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
-    before = published_digests(loaded)
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, tags={"dagster/backfill": "wrongone"})
-
+def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch):
     def audit_or_die(plan, computed):
         if plan.table is FACT:
             raise KeyboardInterrupt
         return audit_days(plan, computed)
 
     monkeypatch.setattr(undoing, "audit_days", audit_or_die)
-    run_undo(loaded, "wrongone", fails=True)
+    run_undo(wrong, "wrongone", fails=True)
     monkeypatch.undo()
-    version = loaded.log(RAW.name).version()
-    assert published_digests(loaded) != before
-    run_undo(loaded, "wrongone")
-    assert published_digests(loaded) == before
-    assert loaded.log(RAW.name).version() == version
+    version = wrong.log(RAW.name).version()
+    assert published_digests(wrong) != first_digests
+    run_undo(wrong, "wrongone")
+    assert published_digests(wrong) == first_digests
+    assert wrong.log(RAW.name).version() == version
 
 
 def test_an_undo_holds(complete):
@@ -322,6 +336,7 @@ def test_an_undo_holds(complete):
     assert DayState.ON_HOLD not in day_states(RAW.name, snapshot).values()
 
 
+@pytest.mark.slow
 def test_an_accepted_file_is_asked_about_again_after_the_undo(complete):
     """The orders that it lacks are there again, and only a person may take them away again."""
     complete.night(day(5))
@@ -344,6 +359,7 @@ def test_an_accepted_file_is_asked_about_again_after_the_undo(complete):
     assert {r["order_id"] for r in complete.rows("raw_orders") if r["log_date"] == day(2)} == {"o2"}
 
 
+@pytest.mark.slow
 def test_a_day_that_was_taken_back_stays_so(complete):
     """Also where its input is still there: nobody wants it until the input is another."""
     complete.land(5, [order("o5", 5)])
@@ -373,7 +389,9 @@ def order_ids(pipeline):
     return {row["order_id"] for row in pipeline.rows(STAGED.name)}
 
 
-@pytest.mark.parametrize("when", ["before the undo", "while it runs"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("before the undo", marks=pytest.mark.slow), "while it runs"]
+)
 def test_a_line_that_is_not_built_yet_is_built_after_an_undo(complete, monkeypatch, when):
     """The undone rows were made without it, and so were the rows from before."""
     complete.land(2, [order("wrong", 2, "50.00")], "more.jsonl")
@@ -425,6 +443,7 @@ def test_rows_are_not_put_back_where_their_input_was_undone_since(loaded):
     assert "x3" in order_ids(loaded)
 
 
+@pytest.mark.slow
 def test_an_undone_load_of_another_day_stands_in_no_ones_way(loaded):
     """Day 4 reads the log of day 5, which has no line of it."""
     loaded.land(5, [order("o5", 5)])
@@ -451,12 +470,11 @@ def test_a_day_on_hold_is_shown_and_no_schedule_builds_it(loaded):
     assert (STAGED.name, day(5)) in published_digests(loaded)
 
 
-def test_what_is_put_back_keeps_its_record(loaded):
-    before = {name: ledger.latest[day(2)] for name, ledger in layer_ledgers(loaded).items()}
-    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
-    loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    run_undo(loaded, "wrongone")
-    for name, ledger in layer_ledgers(loaded).items():
+def test_what_is_put_back_keeps_its_record(wrong, original, engine):
+    first = Pipeline(engine, original)
+    before = {name: ledger.latest[day(2)] for name, ledger in layer_ledgers(first).items()}
+    run_undo(wrong, "wrongone")
+    for name, ledger in layer_ledgers(wrong).items():
         record = ledger.latest[day(2)]
         assert record.version > before[name].version
         assert record.code_version == before[name].code_version, name
