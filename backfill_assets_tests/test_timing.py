@@ -40,6 +40,57 @@ def test_seconds_of_a_run_are_kept_beside_those_of_other_files(seconds):
     assert json.loads(seconds.read_text()) == {"test_a.py": 5, "test_b.py": 9}
 
 
+def make_report(name: str, outcome: str, cpu: float, **more) -> pytest.TestReport:
+    return pytest.TestReport(
+        f"tests/{name}",
+        ("tests", 1, name),
+        {},
+        outcome,
+        more.get("longrepr"),
+        "teardown",
+        user_properties=[("cpu_seconds", cpu)],
+        duration=1.0,
+    )
+
+
+def make_config(**options) -> SimpleNamespace:
+    """The configuration of a run of two tests of 6 CPU seconds each, and a skipped one."""
+    skipped = make_report("c", "skipped", 0.0, longrepr=("c.py", 1, "Skipped: no server"))
+    passed = [make_report("a", "passed", 6.0), make_report("b", "passed", 6.0)]
+    reporter = SimpleNamespace(stats={"passed": passed, "skipped": [skipped], "": ["a line"]})
+    return SimpleNamespace(
+        getoption=lambda name: options.get(name),
+        pluginmanager=SimpleNamespace(get_plugin={"terminalreporter": reporter}.get),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ({}, []),
+        ({"--reference-seconds": 3.0, "--cost-limit": 4.0, "--skip-limit": 1}, []),
+        ({"--cost-limit": 1.0}, []),  # of which unit?
+        (
+            {"--reference-seconds": 3.0, "--cost-limit": 3.9},
+            ["The tests cost 4.0 reference jobs; the limit is 3.9. Look at the dearest files"],
+        ),
+        ({"--skip-limit": 0}, ["1 tests were skipped; 0 may be. Install what they need:\n"]),
+    ],
+)
+def test_a_run_fails_over_its_limits(options, messages):
+    exceeded = timing.exceeded_limits(make_config(**options))
+    assert len(exceeded) == len(messages)
+    assert all(text.startswith(message) for text, message in zip(exceeded, messages, strict=True))
+    session = SimpleNamespace(config=make_config(**options), exitstatus=pytest.ExitCode.OK)
+    timing.pytest_sessionfinish(session)
+    assert session.exitstatus == (pytest.ExitCode.TESTS_FAILED if messages else pytest.ExitCode.OK)
+
+
+def test_the_reason_of_each_skipped_test_is_told():
+    (message,) = timing.exceeded_limits(make_config(**{"--skip-limit": 0}))
+    assert message.endswith("\n  tests/c: Skipped: no server")
+
+
 def test_all_files_with_seconds_exist():
     known = json.loads(timing.SECONDS_BY_FILE.read_text())
     assert [name for name in known if not (TESTS / name).is_file()] == []

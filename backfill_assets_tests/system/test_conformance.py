@@ -45,22 +45,16 @@ def expected(engine, spark, tmp_path_factory) -> dict[str, Digests]:
     return conformance_life(engine, tmp_path_factory.mktemp("life"))
 
 
-def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]:
-    """The digests of a life in a pytest session of its own, as `run_nested`."""
-    return run_nested(folder, base, "test_a_life", **environment)
-
-
-def run_nested(folder: Path, base: Path, test: str, **environment: str) -> Any:
-    """What a test writes in a pytest session of its own.
+def run_life(folder: Path, base: Path, **environment: str) -> Any:
+    """The digests that `test_a_life` writes in a pytest session of its own.
 
     Args:
         folder: for the result.
         base: the folder of the session's files.
-        test: its name.
         environment: names the back end.
     """
     result = folder / "digests.json"
-    words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::{test}"]
+    words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         env={**os.environ, **environment, RESULT: str(result)},
@@ -74,8 +68,17 @@ def run_nested(folder: Path, base: Path, test: str, **environment: str) -> Any:
 
 
 @pytest.mark.skipif(RESULT not in os.environ, reason="the tests below lead it on each back end")
-def test_a_life(engine, spark, tmp_path):
-    digests = conformance_life(engine, tmp_path)
+def test_a_life(request, tmp_path, monkeypatch):
+    digests: Any = {}
+    if LIVES in os.environ:
+        lives = json.loads(os.environ[LIVES])
+        urls = [variable.split("\n")[1] for variable, _ in lives.values()]
+        engine = object_stores.engine_of_stores(urls, SMALL, "local[2]")
+        for store, (variable, root) in lives.items():
+            monkeypatch.setenv(object_stores.PLACE, variable)
+            digests[store] = conformance_life(engine, Path(root), only_files=True)
+    else:
+        digests = conformance_life(request.getfixturevalue("engine"), tmp_path)
     Path(os.environ[RESULT]).write_text(json.dumps(digests))
 
 
@@ -97,17 +100,6 @@ def test_a_life_with_dagsters_storage_in_postgres(
     instance.dispose()
 
 
-@pytest.mark.skipif(LIVES not in os.environ, reason="`digests_in_stores` has them led")
-def test_lives_in_stores(monkeypatch):
-    digests, lives = {}, json.loads(os.environ[LIVES])
-    urls = [variable.split("\n")[1] for variable, _ in lives.values()]
-    engine = object_stores.engine_of_stores(urls, SMALL, "local[2]")
-    for store, (variable, root) in lives.items():
-        monkeypatch.setenv(object_stores.PLACE, variable)
-        digests[store] = conformance_life(engine, Path(root), only_files=True)
-    Path(os.environ[RESULT]).write_text(json.dumps(digests))
-
-
 @pytest.fixture(scope="module")
 def digests_in_stores(tmp_path_factory) -> dict[str, dict[str, Digests]]:
     """By store, the digests of a life in it; without stores that this machine does not have."""
@@ -124,7 +116,7 @@ def digests_in_stores(tmp_path_factory) -> dict[str, dict[str, Digests]]:
                 lives[store] = (variables.pop(object_stores.PLACE), str(top / "inner"))
                 environment |= variables
         variables = {**environment, LIVES: json.dumps(lives)}
-        digests = run_nested(folder, folder / "inner", "test_lives_in_stores", **variables)
+        digests = run_life(folder, folder / "inner", **variables)
         assert all(server.has_written("inner") for server in servers.values())
     return digests
 
