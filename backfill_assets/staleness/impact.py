@@ -96,8 +96,9 @@ def impact_of(
         old_versions = _row_versions(before.all_rows, source, timezone)
         rows = new_versions
         if changed & published_days:
-            old_rows = old_versions.where(changed_days)
-            rows = new_versions.exceptAll(old_rows).unionByName(old_rows.exceptAll(new_versions))
+            sides = _both_sides(old_versions.where(changed_days), new_versions)
+            copies = sides.groupBy(*new_versions.columns).agg(F.sum("_side").alias("_side"))
+            rows = copies.where("_side != 0")
         key = list(source.key)
         keys = cache(rows.select(*key).distinct())
         # The log may be long, and Spark does not know beforehand how few keys there are.
@@ -132,9 +133,7 @@ def _changed_event_days(
     source: Source, previous: DataFrame, current: DataFrame, policy: Policy
 ) -> tuple[frozenset[date], frozenset[date]]:
     """Return the event days whose staged rows change, and those whose current rows change."""
-    sides = previous.withColumn("_side", F.lit(-1)).unionByName(
-        current.withColumn("_side", F.lit(1))
-    )
+    sides = _both_sides(previous, current)
     versions = dedup.greatest_first(source, "_side", *source.key)
     columns = source.staged.columns
     staged = dedup.within_window(policy.window_days) & ~dedup.is_superseded(
@@ -154,6 +153,13 @@ def _changed_event_days(
     return (
         frozenset(day for day, staged, _ in changed_rows if staged),
         frozenset(day for day, _, counts in changed_rows if counts),
+    )
+
+
+def _both_sides(previous: DataFrame, current: DataFrame) -> DataFrame:
+    """Return the rows of both, with the column `_side`: -1 for previous ones, 1 for current ones."""
+    return previous.withColumn("_side", F.lit(-1)).unionByName(
+        current.withColumn("_side", F.lit(1))
     )
 
 
