@@ -157,7 +157,7 @@ def _changed_event_days(
 
 
 def _both_sides(previous: DataFrame, current: DataFrame) -> DataFrame:
-    """Return the rows of both, with the column `_side`: -1 for previous ones, 1 for current ones."""
+    """Return the rows of both, with `_side`: -1 for previous rows, 1 for current rows."""
     return previous.withColumn("_side", F.lit(-1)).unionByName(
         current.withColumn("_side", F.lit(1))
     )
