@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server azure-server torture check bench bench-peers drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -108,6 +108,9 @@ torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 1
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
+mutants: $(VENV)/.installed-dev ## change the code that decides, bit by bit: does a test fail? ARGS=calendar
+	@$(BIN)/python -m backfill_assets_tests.mutants $(ARGS)
+
 # .pre-commit-config.yaml runs the same before a commit.
 check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, declared dependencies, names
 	@$(BIN)/ruff check .
@@ -163,4 +166,4 @@ lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject
 # What is not the sample's stays: an own landing or warehouse may lie in data/ as well.
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
 	@$(PYTHON) backfill_assets_guide/sample/clearing.py "$(CURDIR)"
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build mutants site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
