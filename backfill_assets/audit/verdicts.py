@@ -40,7 +40,7 @@ class Violation:
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        more = ", ..." if self.rows > len(self.keys) > 0 else ""
+        more = ", ..." if self.rows > len(self.keys) else ""
         shown = f": {', '.join(self.keys)}{more}" if self.keys else ""
         return f"{self.rows} row(s) that may not be there{shown}"
 
