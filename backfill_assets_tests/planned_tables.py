@@ -1,0 +1,97 @@
+"""Tables for plans: of their own past, by week, of skewed inputs, retired, and with a service."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, ClassVar
+
+from pyspark.sql import DataFrame
+
+from backfill_assets import (
+    FACT,
+    ORDERS,
+    PREVIOUS_DAY,
+    SELF,
+    STAGED,
+    WEEK,
+    Answers,
+    Reads,
+    Source,
+    last_days,
+    table,
+    version_of,
+)
+from backfill_assets.orders.tables import DailyOrders, OrderLine
+from backfill_assets_guide.examples.customers.enrichment import RATES, OrderInEuros, rates_needed
+from backfill_assets_guide.examples.web_events import VISITS
+from backfill_assets_tests.skewed_tables import order_counts, taken
+
+
+@table(DailyOrders)
+def balance(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def compared(
+    facts: Annotated[DataFrame, Reads(FACT)],
+    of: Annotated[DataFrame, Reads(balance, PREVIOUS_DAY)],
+) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def weekly(of: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame: ...
+
+
+@table(OrderInEuros)
+def in_euros(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+) -> DataFrame: ...
+
+
+@table(OrderInEuros)
+def two_days_in_euros(
+    orders: Annotated[DataFrame, Reads(STAGED, last_days(2))],
+    facts: Annotated[DataFrame, Reads(FACT)],
+    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+) -> DataFrame: ...
+
+
+@version_of(taken, 2, retired=date(2024, 3, 1))
+def taken_retired(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
+
+
+class WatchedOrder(OrderLine):
+    """A line of orders whose orders and customers are watched; each has a customer or none."""
+
+    class Config:
+        """One line for each version."""
+
+        metadata: ClassVar = {"skew": {"order_id": 0.2, "customer_id": 0.5}}
+
+
+WATCHED = Source(
+    "orders", WatchedOrder, key=["order_id"], event_time="order_ts", version_time="ingestion_ts"
+)
+#: Sources of which only the last has watched columns.
+LANDED = [VISITS, WATCHED]
+
+TABLES = [
+    *ORDERS,
+    balance,
+    after_balance,
+    compared,
+    weekly,
+    in_euros,
+    two_days_in_euros,
+    taken,
+    order_counts,
+    taken_retired,
+]
