@@ -8,19 +8,17 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import date, datetime, timedelta, timezone
+from datetime import datetime, timezone
 from importlib.metadata import version
 
 import click
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.calendar.partitions import Grain, Window, calendar_bounds, parse_calendar_days
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.settings import load_settings
 from backfill_assets.spark import jars as jars_module
 from backfill_assets.spark.jars import delta_coordinate
 from backfill_assets.spark.jvm_launch import class_archive_path
@@ -170,43 +168,6 @@ def test_days_are_refused_in_one_sentence(monkeypatch, capsys, command):
             f"{days!r} is not in the calendar, which is 2024-01-01...2024-01-28: give FIRST...LAST "
             "or one day, as YYYY-MM-DD, the first not after the last\n"
         )
-
-
-def test_the_calendar_is_that_of_the_partitions(monkeypatch):
-    now = datetime(2024, 1, 20, 23, 30, tzinfo=timezone.utc)
-    for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
-        for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
-            settings = load_settings(end=end and date.fromisoformat(end), timezone=zone)
-            keys = Grain.DAILY.partitions_def(settings).get_partition_keys(current_time=now)
-            first, last = calendar_bounds(settings, now)
-            assert [str(first), str(last)] == [keys[0], keys[-1]]
-    young = load_settings(start=date(2024, 1, 20))
-    assert calendar_bounds(young, now) is None
-    assert Grain.DAILY.partitions_def(young).get_partition_keys(current_time=now) == []
-    with pytest.raises(ValueError, match="the calendar, which is empty"):
-        parse_calendar_days("2024-01-20", young, now)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{0}...{1}", "[{0}...{1}]", "{0}..{1}", "{0}:{1}", " {0} ... {1} ", "[{0}..{1}]"],
-)
-def test_ranges_as_the_ui_and_others_write_them(text):
-    first, last = date(2024, 1, 2), date(2024, 1, 20)
-    range_text = text.format(first, last)
-    assert parse_calendar_days(range_text, load_settings(end=date(2024, 2, 1))) == Window(
-        first, last + timedelta(days=1)
-    )
-    assert Window.parse(range_text) == Window(first, last + timedelta(days=1))
-
-
-@pytest.mark.parametrize(
-    "text", ["[{0}...{1}", "{0}...{1}]", "{0}....{1}", "{0}-{1}", "{0}...", ""]
-)
-def test_what_is_no_range(text):
-    range_text = text.format("2024-01-02", "2024-01-20")
-    with pytest.raises(ValueError, match="is no range of days"):
-        Window.parse(range_text)
 
 
 def test_a_day_of_its_own(capsys):

@@ -11,8 +11,13 @@ from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.late_data import (
+    Policy,
+    combine_policies,
+    lines_within,
+    total_within,
+)
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.settings import load_settings
 
@@ -97,6 +102,74 @@ def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
     first = day + lag * DAY
     assert day not in policy.expected_days(first - DAY)
     assert (day in policy.expected_days(first)) is (day >= START)
+
+
+@pytest.mark.parametrize(
+    ("last", "due"),
+    [
+        ("2024-01-20", "2024-01-01...2024-01-09"),
+        ("2024-01-09", "2024-01-01...2024-01-09"),
+        ("2024-01-08", "2024-01-01...2024-01-08"),
+        ("2024-01-01", "2024-01-01"),
+        ("2023-12-31", ""),
+    ],
+)
+def test_no_day_is_due_after_a_last_one(last, due):
+    assert POLICY.expected_days(parse_day("2024-01-10"), parse_day(last)) == parse_window(due)
+
+
+def test_a_week_is_due_when_its_last_day_is():
+    weekly = replace(POLICY, grain=Grain.WEEKLY, lag_days=2)
+    assert weekly.loadable_days(parse_day("2024-01-14")) == parse_window("2024-01-01")
+    assert weekly.loadable_days(parse_day("2024-01-15")).end == parse_day("2024-01-09")
+    assert [*weekly.expected_days(parse_day("2024-01-15"))] == [START]
+    assert [*weekly.expected_days(parse_day("2024-01-16"))] == [START, START + 7 * DAY]
+
+
+# --- several sources ------------------------------------------------------------------------------
+
+
+def test_a_table_of_several_sources_waits_for_the_slowest_and_corrects_if_all_do():
+    visits = Policy(
+        parse_day("2024-03-01"),
+        parse_day("2024-06-01"),
+        window_days=3,
+        lag_days=2,
+        corrects=True,
+        only_touched=False,
+        absent_days=5,
+        arrives_after=1,
+        grain=Grain.WEEKLY,
+    )
+    orders = replace(
+        POLICY, start=parse_day("2024-02-01"), window_days=30, arrives_after=4, absent_days=9
+    )
+    assert combine_policies([visits, orders]) == replace(
+        visits, start=parse_day("2024-03-01"), window_days=30, arrives_after=4
+    )
+    assert combine_policies([orders, visits]) == replace(
+        orders, start=parse_day("2024-03-01"), window_days=30, arrives_after=4
+    )
+    counted = replace(orders, corrects=False)
+    assert not combine_policies([visits, counted]).corrects
+    assert combine_policies([visits]) == visits
+
+
+# --- what a window covers -------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.integers(-3, 20), st.integers(0, 99)), st.integers(0, 14))
+def test_a_window_covers_what_came_up_to_so_many_days_late(by_delay, window_days):
+    row = {"delays": [*by_delay], "lines_by_delay": [*by_delay.values()], "lines": 999}
+    covered = sum(by_delay.get(delay, 0) for delay in range(-3, window_days + 1))
+    assert total_within(by_delay, window_days) == covered
+    assert lines_within(row, window_days) == covered
+
+
+def test_a_row_without_a_delay_for_each_number_is_refused():
+    row = {"delays": [0, 1], "lines_by_delay": [5]}
+    with pytest.raises(ValueError, match="is shorter than argument 1"):
+        lines_within(row, 7)
 
 
 # --- what touches what ----------------------------------------------------------------------------

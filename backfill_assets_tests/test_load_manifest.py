@@ -72,6 +72,28 @@ def test_the_records_of_before_there_were_manifests(said):
     assert LoadManifest.from_record(said) is None
 
 
+def test_a_record_names_files_folders_and_what_persons_decided():
+    """Commits hold it: another name would make every log day look never loaded."""
+    record = {
+        "files": {file_path(1, "a"): [3, 5, "d"], file_path(2, "b"): [4, 0, "e"]},
+        "there": [str(day(1)), str(day(2))],
+        "closed": True,
+        "held": {file_path(1, "a"): "x"},
+        "known": {"files": {file_path(1, "a"): [6, 7, "x"]}, "there": [str(day(1))]},
+    }
+    manifest = LoadManifest(
+        {file_path(1, "a"): LoadedFile(3, 5, "d"), file_path(2, "b"): LoadedFile(4, 0, "e")},
+        frozenset({day(1), day(2)}),
+        closed=True,
+        awaiting_approval={file_path(1, "a"): "x"},
+        known_before_undo=LoadManifest(
+            {file_path(1, "a"): LoadedFile(6, 7, "x")}, frozenset({day(1)})
+        ),
+    )
+    assert manifest.as_json == record
+    assert LoadManifest.from_record(record) == manifest
+
+
 # --- the fingerprint ------------------------------------------------------------------------------
 
 HELD = LoadManifest(
@@ -124,6 +146,22 @@ def test_the_fingerprint_is_one_of_contents(other):
 )
 def test_the_fingerprint_tells_apart_what_is_loaded(other):
     assert replace(HELD, **other).content_digest() != HELD.content_digest()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "digest"),
+    [
+        (LoadManifest(), "e3b0c44298fc1c14"),
+        (HELD, "c570a21b85d25eed"),
+        (
+            replace(HELD, closed=True, awaiting_approval={file_path(1, "a"): "x"}),
+            "ac5aa90b7c653d01",
+        ),
+    ],
+)
+def test_the_fingerprint_is_the_one_that_commits_hold(manifest, digest):
+    """With another one, all log days would look changed since they were loaded."""
+    assert manifest.content_digest() == digest
 
 
 # --- settled --------------------------------------------------------------------------------------
@@ -435,6 +473,48 @@ def test_without_any_of_them_a_new_day_is_empty():
     assert result.manifest.present_days == {day(1), day(2)}
 
 
+def test_without_some_files_the_others_are_loaded_as_they_would_be():
+    """Two were replaced, one is new, one has another name, and one of each cannot be read."""
+    then = make_landing("a=1 x=9", "b=22 c=33 old=5 gone=6")
+    now = make_landing("a=11 x=99", "b=2222 c=33 new=5 more=7", at=2)
+    before, initial = reload_target(2, then, now)
+    unread = file_names(1, "a") | file_names(2, "new")
+    assert initial.without_files(unread, before) == LoadTarget(
+        replace(
+            initial.manifest,
+            files={
+                file_path(1, "a"): LoadedFile(1, 1, "digest of 1"),
+                file_path(1, "x"): LoadedFile(2, 2, "digest of 99"),
+                file_path(2, "b"): LoadedFile(4, 2, "digest of 2222"),
+                file_path(2, "c"): LoadedFile(2, 2, "digest of 33"),
+                file_path(2, "old"): LoadedFile(1, 1, "digest of 5"),
+                file_path(2, "more"): LoadedFile(1, 2, "digest of 7"),
+                file_path(2, "gone"): LoadedFile(1, 1, "digest of 6"),
+            },
+        ),
+        {
+            name: entry
+            for name, entry in {**now.files_on(day(1)), **now.files_on(day(2))}.items()
+            if name not in unread
+        },
+        replaced=frozenset(file_names(1, "x") | file_names(2, "b")),
+        retained_files=frozenset(file_names(1, "a") | file_names(2, "old", "gone")),
+    )
+
+
+def test_a_second_file_is_held_back_beside_the_first():
+    record, _ = held_manifest()
+    initial = load_target(day(2), record, make_landing("a=less", "b=less"))
+    result = initial.hold_back_files(file_names(1, "a") | file_names(3, "x"), record)
+    assert result.manifest.awaiting_approval == {
+        file_path(1, "a"): "digest of less",
+        file_path(2, "b"): "digest of less",
+    }
+    assert result.manifest.files == record.files
+    assert not result.files_to_read
+    assert result.retained_files == file_names(1, "a") | file_names(2, "b")
+
+
 # --- nothing more is expected ---------------------------------------------------------------------
 
 
@@ -479,6 +559,31 @@ def test_a_renamed_file_is_no_news():
     before, result = reload_target(2, SAME, make_landing("a=1", "other=22 c=new"))
     assert result.dropped == file_names(2, "b")
     assert describe_change(before, result) == "new files"
+
+
+def test_news_are_told_together():
+    record = replace(
+        loaded_manifest(2, make_landing("a=1 b=22")),
+        awaiting_approval={file_path(1, "b"): "digest of less"},
+    )
+    accepted = file_names(1, "b")
+    now = make_landing("a=other b=less c=new", at=2)
+    closed = load_target(day(2), record, now, accepted=accepted, close=True)
+    assert describe_change(record, closed) == (
+        "new files, other content, accepted files, nothing more is expected"
+    )
+    now = make_landing("a=other b=less c=new", "", at=2)
+    come = load_target(day(2), record, now, accepted=accepted, close=True)
+    assert describe_change(record, come) == (
+        "new files, other content, accepted files, its folder has come"
+    )
+
+
+def test_a_folder_has_been_there_if_other_days_were_loaded_from_it():
+    arrived = load_target(day(2), None, make_landing(), arrived_days=[day(0), day(1), day(3)])
+    assert arrived.manifest.present_days == {day(1)}
+    arrived = load_target(day(2), None, make_landing("a=1"), arrived_days=[day(2)])
+    assert arrived.manifest.present_days == {day(1), day(2)}
 
 
 def test_no_news_without_need():
@@ -602,3 +707,57 @@ def test_a_landing_that_is_purged_after_an_undo_is_no_news(then, purged):
     result = load_target(day(1), back, make_landing(purged))
     assert not needs_reload(back, result)
     assert result.retained_files == (file_names(1, "a") if then and not purged else set())
+
+
+def test_an_undone_day_lacks_the_rows_of_files_that_lie_there_still():
+    first, second = (loaded_manifest(1, make_landing(text)) for text in ("a=1", "a=1 b=2"))
+    assert after_undo(first, second).lacks_reverted_files
+    assert after_undo(None, first).lacks_reverted_files
+    # What was undone was not a load of other files.
+    assert not after_undo(first, replace(first, closed=True)).lacks_reverted_files
+    assert not first.lacks_reverted_files
+
+
+def test_an_undo_gives_the_files_back_and_forgets_no_folder_and_no_decision():
+    first = loaded_manifest(2, make_landing("a=1"))
+    second = loaded_manifest(2, make_landing("a=1 c=3"), first, close=True)
+    assert after_undo(first, second) == LoadManifest(
+        first.files, frozenset({day(1)}), closed=True, known_before_undo=second
+    )
+    third = loaded_manifest(2, make_landing("a=1", "b=2"), first)
+    back = LoadManifest(first.files, frozenset({day(1), day(2)}), known_before_undo=third)
+    assert after_undo(first, third) == back
+    # Of several undos, the first one knows all that has been loaded.
+    assert after_undo(None, back) == LoadManifest(
+        {}, frozenset({day(1), day(2)}), known_before_undo=third
+    )
+
+
+def test_what_an_undone_day_is_compared_with_is_what_it_would_be_without_the_undo():
+    first, second = (loaded_manifest(1, make_landing(text)) for text in ("a=1", "a=1 b=2"))
+    target = load_target(day(1), after_undo(first, second), make_landing("a=1 b=2"))
+    assert target.digest_before_undo == second.content_digest()
+    assert load_target(day(1), second, make_landing("a=1 b=2")).digest_before_undo == ""
+
+
+def test_a_file_of_an_undone_day_that_a_person_accepts_as_gone_is_news():
+    first = loaded_manifest(1, make_landing("a=1"))
+    back = after_undo(first, first)
+    gone = make_landing("")
+    assert not needs_reload(back, load_target(day(1), back, gone))
+    assert needs_reload(back, load_target(day(1), back, gone, accepted=file_names(1, "a")))
+
+
+def test_that_nothing_more_is_expected_of_an_undone_day_is_news():
+    first = loaded_manifest(2, make_landing("a=1"))
+    back = after_undo(first, first)
+    now = make_landing("a=1")
+    assert not needs_reload(back, load_target(day(2), back, now))
+    assert needs_reload(back, load_target(day(2), back, now, close=True))
+
+
+def test_a_folder_that_other_days_were_loaded_from_is_news_of_an_undone_day():
+    first = loaded_manifest(2, make_landing())
+    back = after_undo(first, replace(first, closed=True))
+    assert not needs_reload(back, load_target(day(2), back, make_landing()))
+    assert needs_reload(back, load_target(day(2), back, make_landing(), arrived_days=[day(1)]))

@@ -34,7 +34,7 @@ def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[da
 
     The same as those of `Grain.DAILY.partitions_def`, without Dagster.
     """
-    today = (now or datetime.now(settings.zone)).astimezone(settings.zone).date()
+    today = (now.astimezone(settings.zone) if now else datetime.now(settings.zone)).date()
     end = min(settings.end or today, today)
     return (settings.start, end - timedelta(days=1)) if end > settings.start else None
 

@@ -186,10 +186,11 @@ def week(*, starts: str = "monday") -> Reach:
     Raises:
         ValueError: there is no such weekday.
     """
-    by_name = {grain.name.lower().removeprefix("weekly_"): grain for grain in Grain}
-    by_name = {"monday": Grain.WEEKLY, **by_name}
-    grain = by_name.get(starts)
-    if grain is None or grain.first_weekday is None:
+    by_name = {
+        grain.job_name.removeprefix("weekly_"): grain for grain in Grain if grain.first_weekday
+    }
+    grain = {"monday": Grain.WEEKLY, **by_name}.get(starts)
+    if grain is None:
         raise ValueError(f"week(starts={starts!r}): give a weekday, such as 'sunday'")
     return GrainReach(grain=grain)
 

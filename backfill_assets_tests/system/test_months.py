@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from functools import cache
@@ -22,7 +21,6 @@ from backfill_assets import (
     ORDERS,
     WEEK,
     Reads,
-    between,
     last_days,
     previous,
     table,
@@ -223,39 +221,6 @@ def asset_graph():
     return build_defs(settings).get_repository_def().asset_graph
 
 
-GRAINS = st.sampled_from(list(Grain))
-DATES = st.dates(date(2019, 1, 1), date(2026, 1, 1))
-
-
-@given(grain=GRAINS, start=DATES, length=st.integers(0, 90), ahead=st.integers(-10, 90))
-def test_the_policy_and_dagster_know_the_same_partitions(grain, start, length, ahead) -> None:
-    settings = load_settings(start=start, end=start + (length + 1) * DAY)
-    policy = replace(Policy.from_settings(settings), grain=grain)
-    definition = grain.partitions_def(settings)
-    keys = [*map(str, policy.partitions_until(settings.end))]
-    # Of a calendar that ends before its first partition, Dagster names that one nevertheless.
-    first_key = str(grain.days_of(grain.first_day(start - DAY)).end)
-    assert definition.get_partition_keys() == (keys or [first_key])
-    assert Grain.from_partitions_def(definition) is grain
-    daily = Policy.from_settings(settings).loadable_days(start + ahead * DAY)
-    for first in policy.loadable_days(start + ahead * DAY):
-        assert {*grain.days_of(first)} <= {*daily}
-
-
-@given(grain=GRAINS, days=st.sets(DATES, min_size=1, max_size=9))
-def test_a_day_lies_in_one_partition(grain, days) -> None:
-    reach = GrainReach(grain=grain)
-    assert reach.changed_days(days, None) == grain.partitions_of(days)
-    for day in days:
-        (first,) = reach.affected_days(Window(day, day + DAY))
-        assert day in reach.required_days(first)
-        assert [*reach.input_days(Window(first, first + DAY))] == [*reach.required_days(first)]
-        (before, *_) = grain.partitions_before(first, 3)
-        assert grain.days_of(before).end == first
-        assert len(grain.gapless_ranges([first, before])) == 1
-        assert len(grain.gapless_ranges([first, *grain.partitions_before(before, 1)])) == 2
-
-
 @pytest.mark.parametrize("grain", [grain for grain in Grain if grain is not Grain.DAILY])
 def test_rows_count_for_the_partition_of_their_day(spark, grain) -> None:
     days = Window(date(2023, 12, 20), date(2024, 3, 10))
@@ -297,23 +262,6 @@ def test_what_no_month_can_be_made_of_is_refused() -> None:
             table(Revenue)(function)
 
 
-@pytest.mark.parametrize("weekday", ["", "Sunday", "sun", 7])
-def test_there_is_no_such_weekday(weekday) -> None:
-    with pytest.raises(ValueError, match="give a weekday, such as 'sunday'"):
-        week(starts=weekday)
-
-
-def test_months_before() -> None:
-    reach = previous(2, MONTH)
-    three = [date(2023, 12, 1), date(2024, 1, 1), FEBRUARY]
-    assert [*reach.input_days(Window(FEBRUARY, FEBRUARY + DAY))] == three
-    assert [*reach.affected_days(Window(three[0], three[0] + DAY))] == three
-    assert reach.changed_days([], None) == []
-    for count, unit in ((0, MONTH), (2, last_days(3)), ("2", WEEK)):
-        with pytest.raises(ValueError, match="previous"):
-            previous(count, unit)
-
-
 @pytest.mark.parametrize("unit", [MONTH, week(starts="sunday")])
 def test_rows_count_for_the_partitions_after_theirs(spark, unit) -> None:
     partitions = unit.grain.partitions_of(Window(date(2023, 11, 1), date(2024, 4, 1)))
@@ -325,17 +273,6 @@ def test_rows_count_for_the_partitions_after_theirs(spark, unit) -> None:
         for first in partitions
         for after in (first, *unit.grain.partitions_after(first, 2))
     }
-
-
-def test_days_on_both_sides() -> None:
-    assert [*between(-1, 2).input_days(Window(FEBRUARY, FEBRUARY + DAY))] == [
-        FEBRUARY + n * DAY for n in range(-1, 3)
-    ]
-    assert between(-6, 0) == last_days(7)
-    assert week(starts="monday") == WEEK
-    for first, last in ((1, 2), (-1, -2), (0, "2"), (True, 1)):
-        with pytest.raises(ValueError, match="give the first day"):
-            between(first, last)
 
 
 @pytest.mark.parametrize(

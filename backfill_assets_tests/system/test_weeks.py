@@ -11,18 +11,14 @@ from typing import Annotated, Any
 
 import dagster as dg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
 from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Grain, Window
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
-from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.pipeline import (
     LAYERS,
@@ -35,9 +31,6 @@ from backfill_assets_tests.helpers.pipeline import (
     run_verify,
 )
 from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
-
-WEEKLY = Grain.WEEKLY
-
 
 WEEKS = (weekly.name, weekly_again.name)
 
@@ -67,36 +60,6 @@ def expected_weeks(days: Iterable[int], more: Mapping[int, str] | None = None) -
         orders, revenue = totals[monday]
         totals[monday] = orders + 1, revenue + amount
     return dict(totals)
-
-
-dates = st.dates(date(2019, 1, 1), date(2026, 1, 1))
-
-
-@given(start=dates, length=st.integers(0, 60), ahead=st.integers(-10, 60))
-def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ahead: int) -> None:
-    settings = load_settings(start=start, end=start + (length + 1) * DAY)
-    policy = Policy.from_settings(settings)
-    weekly_policy = Policy(**{**vars(policy), "grain": WEEKLY})
-    mondays = [*map(str, weekly_policy.partitions_until(settings.end))]
-    # Of a calendar that ends before its first week, Dagster names that week nevertheless.
-    assert WEEKLY.partitions_def(settings).get_partition_keys()[: len(mondays) or None] == (
-        mondays or [str(WEEKLY.partitions_of([start + 6 * DAY])[0])]
-    )
-    assert WEEKLY.from_partitions_def(WEEKLY.partitions_def(settings)) is WEEKLY
-    assert WEEKLY.from_partitions_def(Grain.DAILY.partitions_def(settings)) is Grain.DAILY
-    today = start + ahead * DAY
-    for monday in weekly_policy.loadable_days(today):
-        assert monday.weekday() == 0
-        assert {*WEEKLY.days_of(monday)} <= {*policy.loadable_days(today)}
-
-
-@given(days=st.sets(dates, min_size=1, max_size=9))
-def test_a_day_lies_in_one_week(days: set[date]) -> None:
-    assert WEEK.changed_days(days, None) == WEEKLY.partitions_of(days)  # type: ignore[arg-type]
-    for d in days:
-        (monday,) = WEEK.affected_days(Window(d, d + DAY))
-        assert d in WEEK.required_days(monday)
-        assert [*WEEK.input_days(Window(monday, monday + DAY))] == [*WEEK.required_days(monday)]
 
 
 def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(
