@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,40 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_ranges, to_windows
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
-from backfill_assets.orders.tables import FACT
+from backfill_assets.delta.records import (
+    CommitDetails,
+    CommitNotes,
+    CommitRecord,
+    CommitSummary,
+    ExternalCommit,
+    Provenance,
+    PublishedDay,
+    changes_rows,
+    commit_time,
+    days_by_reason,
+    decode_commit,
+    decode_version,
+    encode_commit,
+    encode_published,
+    encoding_id,
+    restore_verdict,
+    to_published_days,
+    to_record,
+)
+from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.publish.types import NIGHT_TAG, launched_by
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, commit_metadata, days, record
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.helpers.written_logs import (
+    add_action,
     append_commit,
     commit_days,
+    commit_info,
     commit_with_record,
     facts_table,
     first_added_file,
@@ -318,6 +341,509 @@ def test_a_file_without_statistics(url):
     info = {"commitInfo": {"operation": "WRITE", "timestamp": 1}}
     append_commit(url, info, {"add": {**add, "path": f"copy-{add['path']}"}})
     assert read_facts(url).external_commits == [ExternalCommit(1, "WRITE", days(1))]
+
+
+# --- one commit, made by hand ---------------------------------------------------------------------
+
+#: Rows of day 2 that an undo has restored: by older code, from older inputs.
+RESTORED = Provenance(
+    "old code", "old release", "old package", "old commit", True, {"raw": 1}, {"customers": "a"}
+)
+UNDO = CommitRecord(
+    version=7,
+    run_id="undo",
+    backfill_id=None,
+    launched_by="person",
+    code_version="code",
+    config_digest="config",
+    inputs={"raw": 6},
+    days={
+        day(1): PublishedDay(1, "d", "ok"),
+        day(2): PublishedDay(1, "d", "ok", made_under="old config", provenance=RESTORED),
+    },
+    final=frozenset(),
+    details=CommitDetails(references={"customers": "b"}, kind="", undoes="backfill"),
+    git_commit="commit",
+    git_dirty=False,
+    release="release",
+    package="package",
+)
+
+
+def test_a_day_has_the_reason_that_was_given_for_it():
+    of_days = msgspec.structs.replace(
+        UNDO, reasons={"new rows": ["2024-01-01"], "other code": ["2024-01-03...2024-01-04"]}
+    )
+    reasons = {n: of_days.reason_for_day(day(n)) for n in range(1, 6)}
+    assert reasons == {1: "new rows", 2: "", 3: "other code", 4: "other code", 5: ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        # An older commit does not say which days it wrote: it stands for all of them.
+        ({"written_days": None, "since": 3}, 7),
+        ({"written_days": None, "since": 3, "is_merge": True}, 7),
+        ({"written_days": days(1), "since": 3}, 7),
+        ({"written_days": days(1), "since": 3, "is_merge": True}, 3),
+        ({"written_days": days(2), "since": 3}, 3),
+        ({"written_days": days(2), "since": 0}, 0),
+        # There was no table to compare with.
+        ({"written_days": days(), "since": None}, -1),
+    ],
+)
+def test_a_record_vouches_as_of_the_version_whose_rows_it_saw(changes, version):
+    assert msgspec.structs.replace(UNDO, **changes).valid_as_of(day(1)) == version
+
+
+def test_a_restored_day_has_the_code_and_inputs_of_its_rows():
+    assert UNDO.for_day(day(2)) == msgspec.structs.replace(
+        UNDO,
+        code_version="old code",
+        release="old release",
+        package="old package",
+        git_commit="old commit",
+        git_dirty=True,
+        inputs={"raw": 1},
+        details=CommitDetails(references={"customers": "a"}, undoes="backfill"),
+    )
+    # The others have those of the commit.
+    assert UNDO.for_day(day(1)) is UNDO
+    assert UNDO.for_day(day(3)) is UNDO
+
+
+def test_a_later_commit_carries_over_where_the_rows_of_a_day_came_from():
+    assert UNDO.day_provenance(day(2)) is RESTORED
+    of_commit = Provenance(
+        "code", "release", "package", "commit", False, {"raw": 6}, {"customers": "b"}
+    )
+    assert UNDO.day_provenance(day(1)) == of_commit
+    assert UNDO.day_provenance(day(3)) == of_commit
+
+
+def test_the_settings_of_a_day_are_those_of_the_commit_unless_it_was_restored():
+    assert (UNDO.made_under(day(1)), UNDO.made_under(day(2))) == ("config", "old config")
+
+
+def make_verdict(**changes: Any) -> Verdict:
+    """An audited day of the facts."""
+    values = {
+        "day": day(1),
+        "metrics": DayMetrics(
+            rows=3,
+            nulls={"orders": 0, "revenue": 2},
+            duplicate_keys=0,
+            totals={"orders": 4, "revenue": Decimal("1.50")},
+            digest="d",
+        ),
+        "expectation": Expectation(
+            entries={"lines": 4, "amount": Decimal("1.50")}, rows=3, warnings=["odd"]
+        ),
+        "findings": [
+            Finding("row_count", Severity.WARN, "3 rows, usually 30"),
+            Finding("nulls", Severity.OK, "none"),
+            Finding("conservation", Severity.ALERT, "look"),
+        ],
+    }
+    return Verdict(**{**values, **changes})
+
+
+PUBLISHED = PublishedDay(
+    rows=3,
+    digest="d",
+    verdict="alert",
+    totals={"orders": "4", "revenue": "1.50"},
+    fingerprint="inputs of 1",
+    nulls={"revenue": 2},
+    entries={"lines": 4, "amount": "1.50"},
+    findings={"row_count": ["warn", "3 rows, usually 30"], "conservation": ["alert", "look"]},
+    numbers={"requests": 5},
+    made_under="old config",
+    provenance=RESTORED,
+)
+
+
+def test_a_published_day_records_its_audit():
+    """What is as it should be is left out; money is text, so that none is rounded."""
+    fine = [Finding("nulls", Severity.OK, "none")]
+    verdicts = [make_verdict(), make_verdict(day=day(2), findings=fine)]
+    published = to_published_days(
+        verdicts,
+        {day(1): "inputs of 1", day(2): "inputs of 2"},
+        {day(1): {"requests": 5}},
+        {day(1): "old config"},
+        {day(1): RESTORED},
+    )
+    assert published == {
+        day(1): PUBLISHED,
+        day(2): PublishedDay(
+            rows=3,
+            digest="d",
+            verdict="ok",
+            totals={"orders": "4", "revenue": "1.50"},
+            fingerprint="inputs of 2",
+            nulls={"revenue": 2},
+            entries={"lines": 4, "amount": "1.50"},
+        ),
+    }
+
+
+def test_a_verdict_is_restored_from_its_record():
+    fine = "in order when it was published"
+    assert restore_verdict(FACT, day(1), PUBLISHED) == Verdict(
+        day(1),
+        DayMetrics(
+            rows=3,
+            nulls={"run_date": 0, "customer_id": 0, "orders": 0, "revenue": 2},
+            duplicate_keys=0,
+            totals={"orders": 4, "revenue": Decimal("1.50")},
+            digest="d",
+        ),
+        Expectation(entries={"lines": 4, "amount": Decimal("1.50")}),
+        [
+            Finding("row_count", Severity.WARN, "3 rows, usually 30"),
+            Finding("nulls", Severity.OK, fine),
+            Finding("conservation", Severity.ALERT, "look"),
+            Finding("unique_key", Severity.OK, fine),
+        ],
+    )
+
+
+def test_a_verdict_of_an_older_record_has_no_total_that_was_not_recorded():
+    """Nor a finding: notices of the table count as in order."""
+    restored = restore_verdict(RAW, day(1), PublishedDay(3, "d", "ok"))
+    assert restored.metrics == DayMetrics(
+        3, dict.fromkeys(RAW.columns, 0), 0, {"amount": Decimal(0)}, "d"
+    )
+    assert restored.expectation == Expectation(notices={"rejected_lines": (Severity.OK, "")})
+    assert {finding.severity for finding in restored.findings} == {Severity.OK}
+    assert [finding.check for finding in restored.findings] == [*RAW.check_descriptions]
+
+
+NOTES = CommitNotes(
+    final_days=days(1, 2),
+    revoked_days={day(4): "its file is gone"},
+    details=CommitDetails(
+        settled=["2024-01-01"], late={day(1): (2, "3.00"), day(3): (1, "1.00")}, kind="canary"
+    ),
+)
+
+
+def test_the_notes_of_some_days_leave_out_what_concerns_others():
+    assert NOTES.of_days(days(1, 4)) == CommitNotes(
+        final_days=days(1),
+        revoked_days={day(4): "its file is gone"},
+        details=CommitDetails(settled=["2024-01-01"], late={day(1): (2, "3.00")}, kind="canary"),
+    )
+
+
+def test_days_are_grouped_by_reason():
+    reasons = {day(1): "new", day(2): "changed", day(3): "new", day(4): "new"}
+    assert days_by_reason(reasons) == {
+        "new": ["2024-01-01", "2024-01-03...2024-01-04"],
+        "changed": ["2024-01-02"],
+    }
+
+
+RUN = {"run_id": "r", "code_version": "code", "config_digest": "config"}
+
+
+def encode_run() -> dict[str, Any]:
+    """What a run records that published days 1 and 2, failed with 3 and revoked 4."""
+    published = {day(1): PUBLISHED, day(2): PublishedDay(1, "d", "ok")}
+    return encode_published(
+        RUN,
+        {"raw": 6},
+        4,
+        published | {day(4): PublishedDay(0, "0-0-0", "ok")},
+        {day(3): "unique_key: 2 rows", day(4): "its file is gone"},
+        dict.fromkeys(published, "new") | {day(4): "gone"},
+        NOTES,
+    )
+
+
+def test_a_commit_records_what_became_of_each_day():
+    """A revoked day has a reason, but neither rows nor an error."""
+    defaults = {
+        "totals": {},
+        "made_of": "",
+        "nulls": {},
+        "entries": {},
+        "findings": {},
+        "numbers": {},
+        "made_under": "",
+    }
+    assert json.loads(json.dumps(encode_run())) == {
+        **RUN,
+        "inputs": {"raw": 6},
+        "since": 4,
+        "audit": {
+            "2024-01-01": {
+                "rows": 3,
+                "digest": "d",
+                "verdict": "alert",
+                "totals": {"orders": "4", "revenue": "1.50"},
+                "made_of": "inputs of 1",
+                "nulls": {"revenue": 2},
+                "entries": {"lines": 4, "amount": "1.50"},
+                "findings": {
+                    "row_count": ["warn", "3 rows, usually 30"],
+                    "conservation": ["alert", "look"],
+                },
+                "numbers": {"requests": 5},
+                "made_under": "old config",
+                "provenance": {
+                    "code_version": "old code",
+                    "release": "old release",
+                    "package": "old package",
+                    "git_commit": "old commit",
+                    "git_dirty": True,
+                    "inputs": {"raw": 1},
+                    "references": {"customers": "a"},
+                },
+            },
+            "2024-01-02": {"rows": 1, "digest": "d", "verdict": "ok", **defaults},
+        },
+        "not_published": {"2024-01-03": "unique_key: 2 rows"},
+        "because": {"new": ["2024-01-01...2024-01-02"], "gone": ["2024-01-04"]},
+        "final": ["2024-01-01...2024-01-02"],
+        "withdrawn": ["2024-01-04"],
+        "said": {
+            "settled": ["2024-01-01"],
+            "late": {"2024-01-01": [2, "3.00"], "2024-01-03": [1, "1.00"]},
+            "kind": "canary",
+        },
+    }
+
+
+def encode_actions(*actions: Any) -> CommitSummary | None:
+    """The line of a commit file with these actions, decoded."""
+    text = "\n".join(map(json.dumps, actions)).encode()
+    line = encode_commit(FACT, 7, text)
+    return None if line is None else decode_commit(line)
+
+
+def test_a_commit_comes_back_from_the_cache_as_it_was_recorded():
+    more = {
+        "backfill_id": "b1",
+        "launched_by": NIGHTLY,
+        "days": ["2024-01-01"],
+        "commit_id": "id",
+        "reason": "a person asked",
+        "git_commit": "commit",
+        "git_dirty": True,
+        "release": "release",
+        "package": "package",
+    }
+    info = commit_info("MERGE", {**encode_run(), **more})
+    summary = encode_actions({"protocol": {}}, info, add_action(9, "f"))
+    assert summary is not None
+    assert summary.said is not None
+    assert msgspec.structs.replace(summary, said=None) == CommitSummary(
+        7, "MERGE", 1_700_000_000_123
+    )
+    assert to_record(summary, summary.said) == CommitRecord(
+        version=7,
+        run_id="r",
+        backfill_id="b1",
+        launched_by=NIGHTLY,
+        code_version="code",
+        config_digest="config",
+        inputs={"raw": 6},
+        days={day(1): PUBLISHED, day(2): PublishedDay(1, "d", "ok")},
+        final=days(1, 2),
+        details=NOTES.details,
+        commit_id="id",
+        since=4,
+        written_days=days(1),
+        at=datetime(2023, 11, 14, 22, 13, 20, 123_000, timezone.utc),
+        reason="a person asked",
+        git_commit="commit",
+        git_dirty=True,
+        revoked_days=days(4),
+        reasons={"new": ["2024-01-01...2024-01-02"], "gone": ["2024-01-04"]},
+        is_merge=True,
+        failed_days={day(3): "unique_key: 2 rows"},
+        release="release",
+        package="package",
+    )
+
+
+@pytest.mark.parametrize(
+    ("since", "written_days"),
+    [({}, None), ({"since": None}, days(1)), ({"since": 0}, days(1))],
+)
+def test_only_a_commit_that_says_what_it_was_compared_with_says_what_it_wrote(since, written_days):
+    metadata = commit_metadata(days(1, 2), days=["2024-01-01"], **since)
+    summary = encode_actions(commit_info("WRITE", metadata))
+    assert summary is not None
+    assert summary.said is not None
+    record = to_record(summary, summary.said)
+    assert (record.since, record.written_days) == (since.get("since"), written_days)
+    assert (record.is_merge, record.reason) == (False, "")
+
+
+def added(n: int | None, **more: Any) -> dict[str, Any]:
+    """An added file of a day; None for rows without a day."""
+    return {"add": {"path": "f", "partitionValues": {"run_date": n and str(day(n))}, **more}}
+
+
+def removed(path: str, **more: Any) -> dict[str, Any]:
+    return {"remove": {"path": path, "dataChange": True, **more}}
+
+
+THEIRS = {"commitInfo": {"operation": "WRITE", "timestamp": 5}}
+
+
+@pytest.mark.parametrize(
+    ("actions", "days_of_files", "anywhere"),
+    [
+        ([added(2), added(1), added(2)], ["2024-01-01", "2024-01-02"], False),
+        ([added(1), removed(f"run_date={day(2)}/f")], ["2024-01-01", "2024-01-02"], False),
+        ([removed(f"deep/run_date={day(2)}/f")], ["2024-01-02"], False),
+        # The values win over the path.
+        (
+            [removed(f"run_date={day(2)}/f", partitionValues={"run_date": str(day(3))})],
+            ["2024-01-03"],
+            False,
+        ),
+        ([removed(f"run_date={day(2)}/f", partitionValues={})], ["2024-01-02"], False),
+        ([removed(f"run_date={day(2)}/f", partitionValues=None)], ["2024-01-02"], False),
+        ([removed(f"run_date={day(2)}/f", partitionValues={"x": "y"})], ["2024-01-02"], False),
+        # Rows without a day are of no day, and that is known.
+        ([added(None)], [], False),
+        ([added(None), added(1)], ["2024-01-01"], False),
+        # The path does not say it.
+        ([removed("f")], [], True),
+        ([removed(f"old_run_date={day(2)}/f")], [], True),
+        ([removed(f"run_date={day(2)}")], [], True),
+        ([removed("run_date=yesterday/f")], [], True),
+        ([removed("run_date=/f"), added(1)], ["2024-01-01"], True),
+        # Compacted, but for one file.
+        ([added(1, dataChange=False), added(2, dataChange=True)], ["2024-01-02"], False),
+    ],
+)
+def test_the_days_of_another_writer_are_those_of_its_files(actions, days_of_files, anywhere):
+    summary = encode_actions(THEIRS, *actions)
+    assert summary == CommitSummary(7, "WRITE", 5, days=days_of_files, anywhere=anywhere)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [],
+        [THEIRS],
+        [{"commitInfo": {"operation": "OPTIMIZE"}}, added(1, dataChange=False)],
+        [THEIRS, removed("f", dataChange=False)],
+        [THEIRS, {"metaData": {}}],
+    ],
+)
+def test_a_commit_that_changes_neither_rows_nor_columns_has_no_line(actions):
+    assert encode_actions(*actions) is None
+    assert not changes_rows("\n".join(map(json.dumps, actions)).encode())
+
+
+@pytest.mark.parametrize("action", [added(1), removed("f"), {"remove": {"path": "f"}}])
+def test_an_added_or_removed_file_changes_rows_unless_it_says_otherwise(action):
+    assert changes_rows(json.dumps(action).encode())
+    assert changes_rows("\n".join(map(json.dumps, [added(2, dataChange=False), action])).encode())
+
+
+def columns_action(*names: str) -> dict[str, Any]:
+    schema = {"type": "struct", "fields": [{"name": name, "type": "long"} for name in names]}
+    return {"metaData": {"id": "x", "schemaString": json.dumps(schema)}}
+
+
+def test_a_commit_that_sets_columns_has_a_line_even_without_rows():
+    expected = CommitSummary(7, "WRITE", 5, columns=["run_date", "orders"])
+    columns = columns_action("run_date", "orders")
+    assert encode_actions(THEIRS, columns) == expected
+    # A file may be named as an action is.
+    named = added(1, path="metaData", tags={"metaData": "x"})
+    assert encode_actions(THEIRS, named, columns) == msgspec.structs.replace(
+        expected, days=["2024-01-01"]
+    )
+
+
+def test_a_commit_of_ours_that_sets_columns_says_so():
+    summary = encode_actions(columns_action("run_date"), commit_info("WRITE", commit_metadata(())))
+    assert summary is not None
+    assert summary.columns == ["run_date"]
+    assert summary.said is not None
+
+
+@pytest.mark.parametrize(
+    ("info", "operation", "timestamp"),
+    [
+        ({"operation": "WRITE", "timestamp": 5}, "WRITE", 5),
+        ({"operation": "WRITE"}, "WRITE", None),
+        ({"operation": "WRITE", "timestamp": "2024-01-01T00:00:00Z"}, "WRITE", None),
+        ({"timestamp": 5}, "None", 5),
+    ],
+)
+def test_a_commit_may_say_little_of_itself(info, operation, timestamp):
+    assert encode_actions({"commitInfo": info}, added(1)) == CommitSummary(
+        7, operation, timestamp, days=["2024-01-01"]
+    )
+
+
+def test_a_commit_without_information_is_of_another_writer():
+    """A file that is named as the action is none."""
+    expected = CommitSummary(7, "None", days=["2024-01-01"])
+    assert encode_actions(added(1)) == expected
+    assert encode_actions(added(1, tags={"commitInfo": "x"})) == expected
+    named_first = encode_actions(added(1, tags={"commitInfo": "x"}), THEIRS)
+    assert named_first == CommitSummary(7, "WRITE", 5, days=["2024-01-01"])
+
+
+def test_a_line_of_the_cache_is_compact_and_has_no_line_break_in_it():
+    text = "\n".join(map(json.dumps, [THEIRS, added(1)])).encode()
+    assert encode_commit(FACT, 7, text) == (
+        b'{"version":7,"operation":"WRITE","timestamp":5,"days":["2024-01-01"]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        (b'{"version":7,"operation":"WRITE"}', 7),
+        (b'{"version":0,"operation":"WRITE","weather":"rain"}', 0),
+        (b'{"version":7,"operation":"WRITE","timestamp":NaN}', None),
+        (b'{"version":"7","operation":"WRITE"}', None),
+        (b'{"version":7}', None),
+        (b'{"version":7,"operation":"WR', None),
+        (b"", None),
+    ],
+)
+def test_a_line_of_unknown_form_has_no_version(line, version):
+    assert decode_version(line) == version
+
+
+def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
+    """A change of this text means that all logs are read again, once."""
+    fields = (
+        "run_id code_version config_digest audit backfill_id launched_by inputs since days final "
+        "said commit_id reason git_commit git_dirty withdrawn because not_published release package"
+    )
+    of_day = "rows digest verdict totals made_of nulls entries findings numbers made_under"
+    details = (
+        "landing event_days current_days log_days spans settled unsettled late kind undoes as of "
+        "references spreads accepts on hold"
+    )
+    assert encoding_id(FACT) == f"3 run_date {fields} {of_day} provenance {details}"
+    assert encoding_id(RAW) == f"3 log_date {fields} {of_day} provenance {details}"
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "at"),
+    [
+        (None, None),
+        (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
+        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123_000, timezone.utc)),
+    ],
+)
+def test_a_commit_has_its_time_in_utc(timestamp, at):
+    assert commit_time(CommitSummary(7, "WRITE", timestamp)) == at
 
 
 # --- who launched it ------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import Stage
-from backfill_assets.backfills.reconcile import RequestedDays, requested_days
+from backfill_assets.backfills.reconcile import RequestedDays, find_runs, requested_days
 from backfill_assets.backfills.state_store import find_backfill
-from backfill_assets.dagster_ext.internals import BulkActionStatus
+from backfill_assets.dagster_ext.internals import BulkActionStatus, PartitionBackfill
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
@@ -270,3 +270,175 @@ def test_a_run_of_a_whole_job_asks_for_the_tables_of_its_grain(instance):
 def test_nothing_is_known_of_the_name(instance):
     result = find_requested(instance, "nobodyknows", ledger(FACT, make_commit(1, [1])))
     assert (result.days, result.not_published) == ({}, [])
+
+
+def not_published(table, text, error=""):
+    """The message about days of a table."""
+    return (
+        f"{table.name} [{text}] was asked for and not published{error}; readers see what was there "
+        "before. See what failed, and launch these days again"
+    )
+
+
+def test_each_table_and_each_error_has_one_message(instance):
+    id_ = store_run(instance, 1, 5, [STAGED, FACT])
+    own_commit = make_commit(1, [1], run=id_, failed=[2, 4])
+    own_commit = msgspec.structs.replace(
+        own_commit, failed_days=own_commit.failed_days | {day(5): "unique_key: 2 rows"}
+    )
+    staged = ledger(STAGED, make_commit(1, [(2, 5)], run=id_))
+    result = find_requested(instance, id_, staged, ledger(FACT, own_commit))
+    assert result.not_published == [
+        not_published(STAGED, "2024-01-01"),
+        not_published(FACT, "2024-01-02, 2024-01-04", " (it broke)"),
+        not_published(FACT, "2024-01-03"),
+        not_published(FACT, "2024-01-05", " (unique_key: 2 rows)"),
+    ]
+    assert result.unpublished == {
+        (STAGED.name, day(1)): "",
+        **dict.fromkeys([(FACT.name, day(2)), (FACT.name, day(4))], "it broke"),
+        (FACT.name, day(3)): "",
+        (FACT.name, day(5)): "unique_key: 2 rows",
+    }
+
+
+def test_the_runs_of_a_backfill_are_those_that_it_launched_and_those_of_its_commits(instance):
+    launched, committed, both, _ = (
+        store_run(instance, 1, 1, [FACT], **tags)
+        for tags in (
+            {"backfill": "planplan-pilot"},
+            {},
+            {"backfill": "planplan"},
+            {"backfill": "x"},
+        )
+    )
+    save_stages(instance, pilot=days(1))
+    known = ledgers(
+        ledger(
+            FACT,
+            *(
+                make_commit(n, [1], run=run, backfill="planplan-rest")
+                for n, run in enumerate([committed, both])
+            ),
+        )
+    )
+    runs = find_runs(instance, known, find_backfill(instance, "planplan"))
+    assert sorted(run.dagster_run.run_id for run in runs) == sorted([launched, committed, both])
+
+
+def test_the_tags_are_those_of_the_last_run_without_what_dagster_sets(instance):
+    for number, user in enumerate(["first", "last", "of another run"]):
+        run_id = store_run(instance, 1, 1, [FACT], backfill="backfill" if number < 2 else "x")
+        instance.add_run_tags(run_id, {"user": user, f"tag {number}": "x", ".dagster/repo": "x"})
+    assert find_requested(instance, "backfill").tags == {"user": "last", "tag 1": "x"}
+    assert find_requested(instance, "nobodyknows").tags == {}
+
+
+DAY_BEFORE, TWO_DAYS_BEFORE = NOW - timedelta(days=1), NOW - timedelta(days=2)
+
+
+@pytest.mark.parametrize("sign", ["launch", "commit"])
+def test_a_day_counts_if_others_published_it_since_the_first_sign_of_the_backfill(instance, sign):
+    """A run of it was created now; it was launched before, or had committed another day before."""
+    store_run(instance, 1, 1, [FACT], backfill="backfill")
+    staged = []
+    if sign == "launch":
+        save_launch(instance, "backfill", {FACT.name: days(1)}, TWO_DAYS_BEFORE.timestamp())
+    else:
+        commits = enumerate([None, TWO_DAYS_BEFORE, NOW])
+        staged = [make_commit(n, [7 + n], at=at, backfill="backfill") for n, at in commits]
+    messages = {}
+    for at in (NOW - timedelta(days=3), TWO_DAYS_BEFORE, DAY_BEFORE, None):
+        other = make_commit(2, [1], run="another run", at=at)
+        result = find_requested(instance, "backfill", ledger(STAGED, *staged), ledger(FACT, other))
+        messages[at] = result.not_published
+    missing = [not_published(FACT, "2024-01-01")]
+    assert messages == {
+        NOW - timedelta(days=3): missing,
+        TWO_DAYS_BEFORE: missing,
+        DAY_BEFORE: [],
+        # Nobody knows when.
+        None: missing,
+    }
+
+
+def test_a_plan_of_unknown_age_is_not_excused_by_others(instance):
+    state = save_plan(instance, "planplan", computed=(f"{day(1)}...{day(2)}",))
+    state.made = 0
+    state_store.save(instance, state)
+    later = make_commit(2, [1, 2], run="another run", at=NOW + timedelta(days=1))
+    result = find_requested(instance, "planplan", ledger(FACT, later))
+    assert result.not_published == [not_published(FACT, "2024-01-01...2024-01-02")]
+
+
+def test_days_that_may_be_computed_are_asked_for_and_those_left_alone_are_not(instance):
+    ranges = {"computed": ("2024-01-01",), "depends": ("2024-01-02",), "identical": (str(day(5)),)}
+    save_plan(instance, "planplan", **ranges)
+    assert find_requested(instance, "planplan").days == {FACT.name: days(1, 2)}
+    # Besides those of its launches and runs.
+    save_launch(instance, "planplan-rest", {FACT.name: days(3)}, NOW.timestamp())
+    store_run(instance, 4, 4, [FACT], backfill="planplan-rest")
+    assert find_requested(instance, "planplan").days == {FACT.name: days((1, 4))}
+
+
+def test_a_day_that_the_backfill_revoked_is_done(instance):
+    """Its file is gone from the landing: no rows are to be there."""
+    store_run(instance, 1, 3, [RAW], backfill="backfill")
+    own = {"backfill": "backfill"}
+    revoking = msgspec.structs.replace(make_commit(2, [2], **own), revoked_days=days(1))
+    failing = make_commit(1, [], failed=[1], **own)
+    result = find_requested(instance, "backfill", ledger(RAW, failing, revoking))
+    assert result.not_published == [not_published(RAW, "2024-01-03")]
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"),
+    [(dg.DagsterRunStatus.SUCCESS, True), (dg.DagsterRunStatus.FAILURE, False)],
+)
+def test_a_run_that_succeeded_has_found_its_days_as_they_were_to_be(instance, status, counts):
+    """But not a day that is in no table."""
+    tags = {"dagster/partition": str(day(1)), "dagster/backfill": "backfill"}
+    for table in (STAGED, FACT):
+        selection = frozenset([dg.AssetKey(table.name)])
+        create_run_for_test(instance, asset_selection=selection, tags=tags, status=status)
+    old = make_commit(1, [1], at=DAY_BEFORE)
+    result = find_requested(instance, "backfill", ledger(FACT, old))
+    missing = [not_published(STAGED, "2024-01-01")]
+    if not counts:
+        missing.append(not_published(FACT, "2024-01-01"))
+    assert result.not_published == missing
+
+
+def test_a_report_of_a_run_excuses_only_the_day_and_table_that_it_names(instance):
+    id_ = store_run(instance, 1, 2, [STAGED, FACT], backfill="backfill")
+    old = [make_commit(1, [1, 2], at=DAY_BEFORE)]
+    report_materialization(instance, id_, FACT, 1)
+    instance.report_dagster_event(
+        DagsterEvent(
+            "ASSET_MATERIALIZATION",
+            "daily",
+            event_specific_data=StepMaterializationData(dg.AssetMaterialization(FACT.name)),
+        ),
+        id_,
+    )
+    result = find_requested(instance, "backfill", ledger(STAGED, *old), ledger(FACT, *old))
+    assert result.not_published == [
+        not_published(STAGED, "2024-01-01...2024-01-02"),
+        not_published(FACT, "2024-01-02"),
+    ]
+
+
+def test_a_launch_asks_for_days_of_tables_only(instance):
+    """It may be of assets that have hours, or of a job, whose days Dagster does not keep."""
+    hours = {"readings": ["2024-01-01-07:00"], FACT.name: days(1)}
+    save_launch(instance, "backfill", hours, NOW.timestamp())
+    assert find_requested(instance, "backfill").days == {FACT.name: days(1)}
+    failed = BulkActionStatus.COMPLETED_FAILED
+    instance.add_backfill(PartitionBackfill("of-a-job", failed, False, {}, NOW.timestamp()))
+    assert find_requested(instance, "of-a-job").days == {}
+
+
+def test_a_run_without_days_asks_for_none(instance):
+    selection = frozenset([dg.AssetKey(FACT.name)])
+    run = create_run_for_test(instance, asset_selection=selection, tags={})
+    assert find_requested(instance, run.run_id).days == {}

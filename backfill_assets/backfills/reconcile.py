@@ -93,7 +93,9 @@ def requested_days(
         missing = {*days.get(table, ()), *failed} - recorded - others
         unfailed = missing & ledger.latest.keys() - failed.keys()
         missing -= unfailed & successful_days.get(table, set())
-        unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
+        unpublished |= {
+            (table, day): failed[day][1] if day in failed else "" for day in sorted(missing)
+        }
         published_before |= {(table, day) for day in missing & unfailed}
     if published_before:
         for key in published_before & _days_reported(instance, dagster_runs, ledgers):
