@@ -15,10 +15,11 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit, Provenance
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.staleness.assess import (
     days_on_hold,
+    final_days,
     missing_inputs,
     new_input_reason,
     recompute_reason,
@@ -30,6 +31,8 @@ from backfill_assets_guide.examples.customers.lifetime_value import customer_lif
 from backfill_assets_tests.helpers.invented_logs import (
     days,
     ledger,
+    ledgers,
+    make_raw_record,
     record,
 )
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -420,4 +423,116 @@ def test_an_input_that_needs_no_day_lacks_none():
     whole = replace(input_of(STAGED, 1, other_settings=[2]), needs_same_day=False)
     assert problems(whole, failed={STAGED.name: days(3)}) == {
         2: [f"stg_orders[2024-01-02] {OTHER_SETTINGS}"]
+    }
+
+
+# --- days that are final --------------------------------------------------------------------------
+
+#: The windows of days 1 to 3 close: the first with version 3, the others with versions 4 and 5.
+LOG = ledger(RAW, *(make_raw_record(n, days(n)) for n in range(1, 6)))
+
+
+def final_numbers(*known: Ledger, among: Container[date] | None = None) -> dict[str, set[int]]:
+    """The numbers of the final days, by name of the tables that have such days."""
+    result = final_days(ledgers(*known), POLICY, among)
+    # What is known of a day may always change, and so may what is kept by log day.
+    assert result.keys() == {STAGED.name, FACT.name}
+    return {name: {(d - START).days + 1 for d in found} for name, found in result.items() if found}
+
+
+def test_days_are_final_whose_records_say_so_or_that_a_log_has_closed():
+    staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 5}))
+    facts = ledger(FACT, record(0, days((2, 5)), inputs={STAGED.name: 0}, final=days(5)))
+    assert final_numbers(LOG, staged, facts) == {STAGED.name: {1, 2, 3}, FACT.name: {2, 3, 5}}
+    assert final_numbers(LOG, staged, facts, among=days(2, 4)) == {
+        STAGED.name: {2},
+        FACT.name: {2},
+    }
+    assert final_numbers(LOG, staged, facts, among=()) == {}
+
+
+def test_the_last_commit_that_changed_a_day_before_its_window_closed_decides():
+    """Day 1 is changed by versions 1 and 2, and closes with version 3; version 4 comes later."""
+    log = ledger(
+        RAW,
+        make_raw_record(1, days(1)),
+        make_raw_record(2, days(2), days(1, 2)),
+        make_raw_record(3, days(3)),
+        make_raw_record(4, days(2), days(1)),
+    )
+    by_version = {
+        built: final_numbers(log, ledger(STAGED, record(0, days(1), inputs={RAW.name: built})))
+        for built in (0, 1, 2, 3, 4)
+    }
+    assert [built for built, final in by_version.items() if final] == [2, 3, 4]
+    # A record that does not name the log was made of an unknown version.
+    assert final_numbers(log, ledger(STAGED, record(0, days(1)))) == {}
+    assert final_numbers(LOG, ledger(STAGED, record(0, days(1)))) == {}
+
+
+def test_a_day_that_no_commit_changed_is_final_if_it_was_built_when_its_window_had_closed():
+    log = ledger(RAW, make_raw_record(2, days((1, 3)), ()))
+    for built, final in ((1, {}), (2, {STAGED.name: {1}}), (3, {STAGED.name: {1}})):
+        staged = ledger(STAGED, record(0, days(1), inputs={RAW.name: built}))
+        assert final_numbers(log, staged) == final
+
+
+def staged_twice(first: int, second: int, *, same: bool, version: int = 1) -> Ledger:
+    """Day 1, staged from two versions of the log, perhaps with the same rows."""
+    digests = ("rows", "rows" if same else "other rows")
+    return ledger(
+        STAGED,
+        record(0, days(1), inputs={RAW.name: first}, digest=digests[0]),
+        record(version, days(1), inputs={RAW.name: second}, digest=digests[1]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same", "facts_of", "is_final"),
+    [
+        # Of version 0 of staging, which is not final; version 1 has the same rows, and is.
+        (0, 5, True, 0, True),
+        (0, 5, False, 0, False),
+        (0, 0, True, 0, False),
+        # Of version 1.
+        (0, 5, False, 1, True),
+        (5, 0, False, 1, False),
+        # Rows that were final once, and are the same since, are not asked for again.
+        (5, 0, True, 0, True),
+        (5, 0, True, 1, False),
+        # Of a staging of before there was such a day.
+        (5, 5, True, -1, False),
+        (5, 5, True, 7, True),
+    ],
+)
+def test_facts_are_final_if_the_rows_that_they_were_made_of_are(
+    first, second, same, facts_of, is_final
+):
+    staged = staged_twice(first, second, same=same)
+    facts = ledger(FACT, record(0, days(1), inputs={STAGED.name: facts_of}))
+    assert (FACT.name in final_numbers(LOG, staged, facts)) is is_final
+
+
+def test_a_day_that_was_taken_back_does_not_count_as_it_was_before():
+    """Facts of it are not final, though their input was when they were built."""
+    first = record(0, days(1), inputs={RAW.name: 5})
+    facts = ledger(FACT, record(0, days(1), inputs={STAGED.name: 0}))
+    assert final_numbers(LOG, ledger(STAGED, first), facts) == {STAGED.name: {1}, FACT.name: {1}}
+    undo = msgspec.structs.replace(record(1, ()), revoked_days=days(1))
+    again = record(3, days(1), inputs={RAW.name: 0})
+    assert final_numbers(LOG, ledger(STAGED, first, undo, again), facts) == {}
+    second_undo = msgspec.structs.replace(undo, version=2)
+    assert final_numbers(LOG, ledger(STAGED, first, undo, second_undo, again), facts) == {}
+
+
+def test_rows_that_an_undo_has_put_back_are_as_final_as_they_were():
+    """The commit of the undo reads the log as it is; the rows were made of an older one."""
+    restored = record(0, days(1, 2), inputs={RAW.name: 5})
+    of_before = Provenance(code_version="code", inputs={RAW.name: 0})
+    published = msgspec.structs.replace(restored.days[day(1)], provenance=of_before)
+    restored = msgspec.structs.replace(restored, days={**restored.days, day(1): published})
+    facts = ledger(FACT, record(0, days(1, 2), inputs={STAGED.name: 0}))
+    assert final_numbers(LOG, ledger(STAGED, restored), facts) == {
+        STAGED.name: {2},
+        FACT.name: {2},
     }
