@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
@@ -24,8 +25,15 @@ from backfill_assets.orders.tables import (
     REJECTED,
     STAGED,
 )
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.input_digest import (
+    HypotheticalLedger,
+    StateDigester,
+    SwitchedLedger,
+    days_depending_on,
+    input_digests,
+)
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import START, day
 
@@ -197,3 +205,131 @@ def test_a_fingerprint_is_one_of_contents():
     )
     assert first == second
     assert len(set(first.values())) == len(ALL)
+
+
+def test_fingerprints_are_those_of_earlier_releases():
+    """They are compared with those on record: other ones would have all days computed again."""
+    staged = ledger(STAGED, record(0, days(1, 2), digest="2-a-b"))
+    facts = FACT.inputs(POLICY)
+    assert input_digests(facts, ledgers(staged), [day(1), day(3)]) == {
+        # SHA-256 of "2-a-b", and of "nothing".
+        day(1): "ad02e5731f85e08a",
+        day(3): "1785cfc3bc6ac773",
+    }
+    references = {"countries": "version 3", "rates": None}
+    assert input_digests(facts, ledgers(staged), [day(1)], references) == {
+        # Of the content of the day, and of `name content` of each input without days.
+        day(1): hash_lines("2-a-b", "countries version 3", "rates None"),
+    }
+    # Of a varying number of days, each has its date.
+    raw = ledger(RAW, log_record(0, days(1, 2), {2: days(1)}, digest="5-c-d"))
+    assert input_digests(CURRENT.inputs(POLICY), ledgers(raw), days(1, 2)) == {
+        day(1): hash_lines("2024-01-01 5-c-d", "2024-01-02 5-c-d"),
+        day(2): hash_lines("2024-01-02 5-c-d"),
+    }
+    # Days that are not there count as well, where the number is always the same.
+    assert input_digests(STAGED.inputs(POLICY), ledgers(raw), [day(1)]) == {
+        day(1): hash_lines("5-c-d", "5-c-d", "nothing"),
+    }
+
+
+def hash_lines(*lines: str) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def test_content_that_is_not_published_yet_is_taken_for_published():
+    """By input and day: a day of the same date of another input stays as it is."""
+    known = all_ledgers()
+    overrides = {(FACT.name, day(2)): "other facts", (STAGED.name, day(3)): "no input of these"}
+    inputs = CORRECTIONS.inputs(POLICY)
+    digests = input_digests(inputs, known, days(1, 2, 3), content_overrides=overrides)
+    assert digests == {
+        day(1): hash_lines("digest 0", "digest 0"),
+        day(2): hash_lines("other facts", "digest 0"),
+        day(3): hash_lines("digest 0", "digest 0"),
+    }
+
+
+# --- what the day before comes out as -------------------------------------------------------------
+
+
+def test_the_fingerprint_of_a_stateful_day_is_known_before_the_day_before_is_published():
+    """It is that which it has once the day before is published with these rows."""
+    references = {"countries": "version 3"}
+    current = ledger(CURRENT, record(0, days((1, 3)), digest="orders"))
+    values = ledger(customer_lifetime_value, record(0, days((1, 3)), digest="as it was"))
+    inputs = customer_lifetime_value.inputs(POLICY)
+    digester = StateDigester(
+        customer_lifetime_value.name, inputs, ledgers(current, values), references
+    )
+    assert digester.digest_day(day(3), "as it was") == hash_lines(
+        "orders", "as it was", "countries version 3"
+    )
+    rebuilt = ledger(
+        customer_lifetime_value, *values.records, record(1, days(2), digest="as it is")
+    )
+    assert (
+        digester.digest_day(day(3), "as it is")
+        == (input_digests(inputs, ledgers(current, rebuilt), [day(3)], references)[day(3)])
+    )
+
+
+# --- what would be --------------------------------------------------------------------------------
+
+
+def test_of_days_that_may_change_nothing_is_known():
+    raw = ledger(RAW, log_record(0, days((1, 3)), {}, digest="as it was"))
+    what_if = HypotheticalLedger.from_ledger(replace(raw, transaction=7), days(2, 5))
+    assert {n: what_if.content_key(day(n)) for n in range(1, 6)} == {
+        1: "as it was",
+        2: "not known yet",
+        3: "as it was",
+        4: "nothing",
+        5: "not known yet",
+    }
+    assert what_if.published_days == days(1, 2, 3, 5)
+    assert what_if.hypothetical_days == days(2, 5)
+    # Nothing else is another one.
+    assert what_if.transaction == 7
+    assert (what_if.table, what_if.version, what_if.records) == (RAW, 0, raw.records)
+
+
+def test_a_clone_that_is_switched_to_has_its_own_days_and_those_of_production():
+    fork = ledger(FACT, record(4, days((1, 3)), digest="of the clone"))
+    production = ledger(FACT, record(9, days((2, 4)), digest="of production"))
+    switched = SwitchedLedger.from_fork(replace(fork, transaction=7), days(1, 2), production)
+    assert {n: switched.content_key(day(n)) for n in range(1, 6)} == {
+        1: "of the clone",
+        2: "of the clone",
+        3: "of production",
+        4: "of production",
+        5: "nothing",
+    }
+    assert (switched.version, switched.transaction, switched.built_days) == (4, 7, days(1, 2))
+    assert switched.published_days == days((1, 3))
+
+
+@pytest.mark.parametrize(
+    ("table", "source", "changing", "expected"),
+    [
+        (FACT, STAGED, (2, 9), (2,)),
+        # Each log day decides the two event days before it as well.
+        (STAGED, RAW, (5,), (3, 4, 5)),
+        (STAGED, RAW, (9,), ()),
+        # A log day may have lines of any day before it.
+        (CURRENT, RAW, (3,), (1, 2, 3)),
+        (CORRECTIONS, CURRENT, (4,), (4,)),
+        # What it does not read does not matter.
+        (CORRECTIONS, STAGED, (4,), ()),
+        (FACT, STAGED, (), ()),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+@pytest.mark.parametrize("references", [{}, {"countries": "version 3"}])
+def test_what_depends_on_days_that_may_change(table, source, changing, expected, references):
+    known = all_ledgers()
+    known[table.name] = replace(known[table.name], references=references)
+    of_days = days((1, 6))
+    dependent = days_depending_on(known, POLICY, table.name, of_days, source.name, days(*changing))
+    assert dependent == days(*expected)
+    assert days_depending_on(known, POLICY, table.name, (), source.name, days(*changing)) == set()

@@ -1,4 +1,4 @@
-"""Listings of a landing, made by hand, and folders that cannot be listed."""
+"""Landings made by hand: listings of one, small folders, and folders that cannot be listed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.landing.listing import DayFolder, ListedFile, Listing
+from backfill_assets.landing.listing import DayFolder, ListedFile, Listing, folder_name
 from backfill_assets_tests.helpers.pipeline import day
 
 
@@ -46,6 +46,17 @@ def make_landing(*folders: str | None, at: int = 1) -> InventedListing:
             contents[source_file] = content
         folders_by_day[day(n)] = DayFolder(files)
     return InventedListing("/landing", folders_by_day, contents=contents)
+
+
+def write_landing(root: Path, *folders: str | None) -> Path:
+    """Folders of days 1, 2, ... of orders, each as `name=content` of its files; none without."""
+    for n, text in enumerate(folders, start=1):
+        if text is not None:
+            folder = root / "orders" / folder_name(day(n))
+            folder.mkdir(parents=True)
+            for name, content in (pair.split("=") for pair in text.split()):
+                (folder / name).write_text(content)
+    return root
 
 
 def file_path(n: int, name: str = "part-0.jsonl") -> str:

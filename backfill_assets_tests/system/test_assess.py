@@ -2,122 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import date
 
 import dagster as dg
-import msgspec
-import pytest
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan, TableForecast, day_rows
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED
 from backfill_assets.publish.types import REWRITE_TAG
-from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
-from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 from backfill_assets_tests.helpers.written_logs import commit_days, read_facts
-
-NOW = ("fingerprint", "code", "config")
-
-
-def set_fingerprint(
-    published: CommitRecord, fingerprint: str = "fingerprint", **changed
-) -> CommitRecord:
-    """A record of days that were made of this."""
-    day_details = {
-        d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
-    }
-    return msgspec.structs.replace(published, days=day_details, **changed)
-
-
-def external_commit(version: int, *numbers: int) -> ExternalCommit:
-    return ExternalCommit(version, "DELETE", days(*numbers))
-
-
-#: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
-LEDGERS: Mapping[str | None, Ledger] = {
-    None: ledger(FACT, set_fingerprint(record(3, days(1)))),
-    "never published": ledger(FACT, set_fingerprint(record(3, days(2)))),
-    "external commit": ledger(
-        FACT, set_fingerprint(record(3, days(1))), external=[external_commit(4, 1)]
-    ),
-    "new input: stg_orders": ledger(FACT, set_fingerprint(record(3, days(1)), "another")),
-    "input not on record": ledger(FACT, set_fingerprint(record(3, days(1)), "")),
-    "other code": ledger(FACT, set_fingerprint(record(3, days(1)), code_version="old")),
-    "other settings": ledger(FACT, set_fingerprint(record(3, days(1)), config_digest="old")),
-    "new input: stg_orders; other code; other settings": ledger(
-        FACT,
-        set_fingerprint(record(3, days(1)), "another", code_version="old", config_digest="old"),
-    ),
-}
-STAGING = ledger(STAGED, set_fingerprint(record(1, days(1))))
-
-
-@pytest.mark.parametrize("reason", LEDGERS)
-def test_the_reason(reason):
-    fact_ledger = LEDGERS[reason]
-    assert recompute_reason(fact_ledger, day(1), *NOW, inputs=[STAGING]) == reason
-
-
-@pytest.mark.parametrize("reason", LEDGERS)
-def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
-    assert recompute_reason(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (
-        reason or "asked for"
-    )
-
-
-def test_rows_that_nobody_recorded():
-    fact_ledger = ledger(FACT, set_fingerprint(record(3, days(1))))
-    assert (
-        recompute_reason(Ledger(FACT, 3, (), (), fact_ledger.measured), day(1), *NOW)
-        == "rows without a record"
-    )
-
-
-def test_a_day_that_was_taken_back_counts_as_never_published():
-    undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
-    fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
-    assert recompute_reason(fact_ledger, day(1), *NOW) == "never published"
-
-
-def test_the_input_that_is_new_is_named():
-    lateness_record = set_fingerprint(
-        record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another"
-    )
-    rejected = ledger(REJECTED, record(2, days(1)))
-    #: A commit that found the rows that were there, and one that did not.
-    same, new = record(6, days(1), digest="digest 5"), record(7, days(1))
-    for raw, names in (
-        (ledger(RAW, record(5, days(1)), same), "new input"),
-        (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
-        (
-            ledger(RAW, record(5, days(1)), external=[external_commit(6, 1)]),
-            "new input: raw_orders",
-        ),
-    ):
-        assert (
-            recompute_reason(
-                ledger(LATENESS, lateness_record), day(1), *NOW, inputs=[rejected, raw]
-            )
-            == names
-        )
-
-
-def test_who_knows_better_what_is_new_is_heard():
-    for reason in ("new input: stg_orders", "input not on record"):
-        assert (
-            recompute_reason(LEDGERS[reason], day(1), *NOW, input_change="new files") == "new files"
-        )
-    assert (
-        recompute_reason(LEDGERS["other code"], day(1), *NOW, input_change="new files")
-        == "other code"
-    )
-    assert recompute_reason(LEDGERS[None], day(1), *NOW, input_change="new files") is None
 
 
 def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):

@@ -1,0 +1,538 @@
+"""Why a day is computed, why it cannot be, and whether it is final: over ledgers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+
+import msgspec
+import pytest
+
+from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit, Provenance
+from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.staleness.assess import (
+    days_on_hold,
+    final_days,
+    missing_inputs,
+    new_input_reason,
+    recompute_reason,
+    recompute_reasons,
+    refuse_other_code,
+)
+from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    make_raw_record,
+    record,
+)
+from backfill_assets_tests.helpers.pipeline import START, day
+
+POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
+
+# --- why a day is computed ------------------------------------------------------------------------
+
+NOW = ("fingerprint", "code", "config")
+
+
+def set_fingerprint(
+    published: CommitRecord, fingerprint: str = "fingerprint", **changed
+) -> CommitRecord:
+    """A record of days that were made of this."""
+    day_details = {
+        d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
+    }
+    return msgspec.structs.replace(published, days=day_details, **changed)
+
+
+def external_commit(version: int, *numbers: int) -> ExternalCommit:
+    return ExternalCommit(version, "DELETE", days(*numbers))
+
+
+#: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
+LEDGERS: Mapping[str | None, Ledger] = {
+    None: ledger(FACT, set_fingerprint(record(3, days(1)))),
+    "never published": ledger(FACT, set_fingerprint(record(3, days(2)))),
+    "external commit": ledger(
+        FACT, set_fingerprint(record(3, days(1))), external=[external_commit(4, 1)]
+    ),
+    "new input: stg_orders": ledger(FACT, set_fingerprint(record(3, days(1)), "another")),
+    "input not on record": ledger(FACT, set_fingerprint(record(3, days(1)), "")),
+    "other code": ledger(FACT, set_fingerprint(record(3, days(1)), code_version="old")),
+    "other settings": ledger(FACT, set_fingerprint(record(3, days(1)), config_digest="old")),
+    "new input: stg_orders; other code; other settings": ledger(
+        FACT,
+        set_fingerprint(record(3, days(1)), "another", code_version="old", config_digest="old"),
+    ),
+}
+STAGING = ledger(STAGED, set_fingerprint(record(1, days(1))))
+
+
+@pytest.mark.parametrize("reason", LEDGERS)
+def test_the_reason(reason):
+    fact_ledger = LEDGERS[reason]
+    assert recompute_reason(fact_ledger, day(1), *NOW, inputs=[STAGING]) == reason
+
+
+@pytest.mark.parametrize("reason", LEDGERS)
+def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
+    assert recompute_reason(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (
+        reason or "asked for"
+    )
+
+
+def test_rows_that_nobody_recorded():
+    fact_ledger = ledger(FACT, set_fingerprint(record(3, days(1))))
+    assert (
+        recompute_reason(Ledger(FACT, 3, (), (), fact_ledger.measured), day(1), *NOW)
+        == "rows without a record"
+    )
+
+
+def test_a_day_that_was_taken_back_counts_as_never_published():
+    undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
+    fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
+    assert recompute_reason(fact_ledger, day(1), *NOW) == "never published"
+
+
+def test_the_input_that_is_new_is_named():
+    lateness_record = set_fingerprint(
+        record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another"
+    )
+    rejected = ledger(REJECTED, record(2, days(1)))
+    #: A commit that found the rows that were there, and one that did not.
+    same, new = record(6, days(1), digest="digest 5"), record(7, days(1))
+    for raw, names in (
+        (ledger(RAW, record(5, days(1)), same), "new input"),
+        (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
+        (
+            ledger(RAW, record(5, days(1)), external=[external_commit(6, 1)]),
+            "new input: raw_orders",
+        ),
+    ):
+        assert (
+            recompute_reason(
+                ledger(LATENESS, lateness_record), day(1), *NOW, inputs=[rejected, raw]
+            )
+            == names
+        )
+
+
+def test_who_knows_better_what_is_new_is_heard():
+    for reason in ("new input: stg_orders", "input not on record"):
+        assert (
+            recompute_reason(LEDGERS[reason], day(1), *NOW, input_change="new files") == "new files"
+        )
+    assert (
+        recompute_reason(LEDGERS["other code"], day(1), *NOW, input_change="new files")
+        == "other code"
+    )
+    assert recompute_reason(LEDGERS[None], day(1), *NOW, input_change="new files") is None
+
+
+def test_the_name_of_each_changed_input_is_in_the_reason():
+    built = set_fingerprint(record(3, days(1), inputs={RAW.name: 5}), "another")
+    changed = ledger(RAW, record(6, days(1)))
+    # It is not among the inputs that the record names.
+    unnamed = ledger(REJECTED, record(0, days(1)))
+    lateness = ledger(LATENESS, built)
+    inputs = [changed, unnamed, ledger(STAGED)]
+    reason = recompute_reason(lateness, day(1), *NOW, inputs=inputs)
+    assert reason == "new input: raw_orders, raw_orders_rejected"
+    # Inputs without days are named after the others.
+    whole = replace(lateness, references={"countries": "version 2", "rates": "version 7"})
+    reason = recompute_reason(whole, day(1), *NOW, inputs=inputs)
+    assert reason == "new input: raw_orders, raw_orders_rejected, countries, rates"
+    assert recompute_reason(whole, day(1), *NOW) == "new input: countries, rates"
+
+
+def test_new_input_is_named_as_far_as_it_is_known():
+    assert new_input_reason([]) == "new input"
+    assert new_input_reason(["a"]) == "new input: a"
+    assert new_input_reason(["a", "b"]) == "new input: a, b"
+
+
+def test_a_person_who_asks_for_new_files_gives_them_as_the_reason():
+    current = LEDGERS[None]
+    assert recompute_reason(current, day(1), *NOW, True, input_change="new files") == "new files"
+
+
+def test_each_day_of_a_run_has_its_own_reason():
+    """Only what must be computed is in the result; unless it is asked for."""
+    current = set_fingerprint(record(3, days((1, 4)), inputs={STAGED.name: 0}))
+    facts = ledger(FACT, current)
+    fingerprints = {day(1): "fingerprint", day(2): "other", day(3): "other", day(5): "fingerprint"}
+    code_and_settings = ("code", "config")
+    assert recompute_reasons(facts, fingerprints, [STAGING], *code_and_settings) == {
+        day(2): "new input: stg_orders",
+        day(3): "new input: stg_orders",
+        day(5): "never published",
+    }
+    assert recompute_reasons(
+        facts, fingerprints, [STAGING], *code_and_settings, days(1, 2, 4), {day(3): "new files"}
+    ) == {
+        day(1): "asked for",
+        day(2): "new input: stg_orders",
+        day(3): "new files",
+        day(5): "never published",
+    }
+    old_code = recompute_reasons(facts, {day(1): "fingerprint"}, [], "newer", "config")
+    old_settings = recompute_reasons(facts, {day(1): "fingerprint"}, [], "code", "newer")
+    assert (old_code, old_settings) == ({day(1): "other code"}, {day(1): "other settings"})
+
+
+# --- days that a person put on hold ---------------------------------------------------------------
+
+
+def hold_days(table: Table, fingerprints: Mapping[int, str], *published: int) -> Ledger:
+    """Some days are taken back, and wait as long as their inputs have these fingerprints."""
+    holds = {str(day(n)): fingerprint for n, fingerprint in fingerprints.items()}
+    undo = record(1, (), **{"on hold": holds})
+    undo = msgspec.structs.replace(undo, revoked_days=days(*fingerprints))
+    return ledger(table, undo, record(2, days(*published)))
+
+
+def held_numbers(held: Ledger, fingerprints: Mapping[int, str]) -> set[int]:
+    by_day = {day(n): fingerprint for n, fingerprint in fingerprints.items()}
+    return {(d - START).days + 1 for d in days_on_hold(held, by_day)}
+
+
+def test_a_day_stays_on_hold_while_its_inputs_are_those_that_gave_the_rejected_rows():
+    held = hold_days(FACT, {1: "a", 2: "b", 3: "c", 5: "e"}, 5)
+    assert held_numbers(held, {1: "a", 2: "other", 3: "c", 4: "d", 5: "e"}) == {1, 3}
+    assert held_numbers(held, {2: "b", 4: "d"}) == {2}
+    assert held_numbers(held, {}) == set()
+    assert held_numbers(ledger(FACT, record(0, days(1))), {1: "a"}) == set()
+
+
+def test_days_of_a_stateful_table_stay_on_hold_behind_one_that_does():
+    """They were built from it, so that their own fingerprints are those of rows that are gone."""
+    held = hold_days(customer_lifetime_value, {1: "a", 2: "b", 3: "c", 5: "e", 6: "f"})
+    others = dict.fromkeys(range(1, 8), "other")
+    assert held_numbers(held, {**others, 1: "a"}) == {1, 2, 3}
+    assert held_numbers(held, {**others, 2: "b"}) == {2, 3}
+    assert held_numbers(held, {**others, 6: "f"}) == {6}
+    assert held_numbers(held, others) == set()
+    # Of another table each day is judged alone.
+    facts = hold_days(FACT, {1: "a", 2: "b", 3: "c"})
+    assert held_numbers(facts, {**others, 1: "a"}) == {1}
+
+
+# --- one backfill, one code -----------------------------------------------------------------------
+
+#: What a run of a backfill is about to record of itself.
+RUNNING = {
+    "backfill_id": "bf-1",
+    "code_version": "facts 2",
+    "release": "all 2",
+    "config_digest": "settings 2",
+}
+
+
+def backfill_record(version: int, *numbers: int, backfill: str = "bf-1", **more) -> CommitRecord:
+    """A commit that a backfill made with the code and settings of `RUNNING`, unless told else."""
+    current = {"code_version": "facts 2", "release": "all 2", "config_digest": "settings 2"}
+    made = record(version, days(*numbers), backfill=backfill)
+    return msgspec.structs.replace(made, **{**current, **more})
+
+
+def refusal(
+    own: Ledger, running: Mapping[str, str], inputs: Sequence[tuple[Ledger, str]] = ()
+) -> str:
+    """Why a run of three days is refused; empty if it is not."""
+    try:
+        refuse_other_code(own, Window(day(1), day(4)), running, inputs)
+    except PublishError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [backfill_record(1, 1, 2)],
+        # What other backfills and runs published may be of any code.
+        [backfill_record(1, 1, 2), backfill_record(2, 3, backfill="bf-2", release="all 3")],
+        [backfill_record(1, 1, 2, backfill=None, config_digest="settings 1")],
+        # A commit of before there were releases, of days that a person has accepted since.
+        [
+            backfill_record(1, 1, code_version="facts 1", release="all 1"),
+            msgspec.structs.replace(
+                backfill_record(2, 1, backfill=None),
+                details=msgspec.structs.replace(record(2, ()).details, kind=ACCEPTED_CODE),
+            ),
+        ],
+    ],
+)
+def test_a_backfill_goes_on_with_the_code_and_settings_that_it_began_with(records):
+    assert refusal(ledger(FACT, *records), RUNNING) == ""
+
+
+def test_a_run_of_no_backfill_may_have_any_code():
+    own = ledger(FACT, backfill_record(1, 1, backfill=None, release="all 1"))
+    assert refusal(own, {**RUNNING, "backfill_id": None}) == ""
+    assert refusal(own, {key: RUNNING[key] for key in ("code_version", "config_digest")}) == ""
+
+
+ADVICE = (
+    "Nothing was written. Put back what was deployed and launch what is missing and failed again, "
+    "or launch all of its days as a new backfill. If the new code makes the same rows, "
+    "`backfill-assets accept-code` says so for the days that are published."
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "settings"),
+    [
+        ({"release": "all 1"}, "all 1", "settings 2"),
+        ({"config_digest": "settings 1"}, "all 2", "settings 1"),
+        ({"release": "", "code_version": "facts 1"}, "facts 1", "settings 2"),
+    ],
+)
+@pytest.mark.parametrize("later", [[], [backfill_record(2, 3, backfill="bf-2")]])
+def test_a_backfill_is_not_continued_with_other_code_or_settings(changed, code, settings, later):
+    own = ledger(FACT, backfill_record(1, 1, 2, **changed), *later)
+    assert refusal(own, RUNNING) == (
+        "fact_daily_orders [2024-01-01...2024-01-03]: backfill bf-1 has published "
+        f"2024-01-01...2024-01-02 of fact_daily_orders with code {code} and configuration "
+        f"{settings}, and this run has all 2 and settings 2. {ADVICE}"
+    )
+
+
+def test_without_a_release_the_code_of_the_table_is_compared():
+    running = {key: text for key, text in RUNNING.items() if key != "release"}
+    own = ledger(FACT, backfill_record(1, 1, release=""))
+    assert refusal(own, running) == ""
+    assert "and this run has facts 3 and settings 2." in refusal(
+        own, {**running, "code_version": "facts 3"}
+    )
+
+
+def test_each_input_is_held_to_its_own_settings():
+    """A backfill has published days of the input as well, under the settings that decide these."""
+    own = ledger(FACT, backfill_record(1, 1))
+    staged = ledger(STAGED, backfill_record(4, 1, 3, config_digest="settings of staging"))
+    assert refusal(own, RUNNING, [(staged, "settings of staging")]) == ""
+    assert refusal(own, RUNNING, [(ledger(RAW), "any"), (staged, "newer ones")]) == (
+        "fact_daily_orders [2024-01-01...2024-01-03]: backfill bf-1 has published 2024-01-01, "
+        "2024-01-03 of stg_orders with code all 2 and configuration settings of staging, and this "
+        f"run has all 2 and newer ones. {ADVICE}"
+    )
+
+
+# --- days that an input lacks ---------------------------------------------------------------------
+
+
+def input_of(
+    table: Table, *published: int, other_settings: Sequence[int] = (), lasting: int = 1
+) -> TableSnapshot:
+    """An input of whose days some were made under other settings, and `lasting` are read."""
+    records = [record(0, days(*published)), record(1, days(*other_settings), config_digest="old")]
+
+    def reach(d: date) -> list[date]:
+        return [date.fromordinal(d.toordinal() - n) for n in reversed(range(lasting))]
+
+    return TableSnapshot(ledger(table, *records), True, pytest.fail).with_reach(reach, reach)
+
+
+def problems(
+    *inputs: TableSnapshot, failed: Mapping[str, Container[date]] | None = None
+) -> dict[int, list[str]]:
+    """By number of a day of the first four, why it cannot be built."""
+    settings = {STAGED.name: "config", CURRENT.name: "config"}
+    lacking = missing_inputs(
+        inputs, Window(day(1), day(5)), lambda table: settings[table.name], failed or {}
+    )
+    assert all(expected == Expectation(problems=expected.problems) for expected in lacking.values())
+    return {(d - START).days + 1: [*expected.problems] for d, expected in lacking.items()}
+
+
+OTHER_SETTINGS = "was made under other settings; rebuild these days first"
+
+
+def test_nothing_is_lacking_where_all_input_days_are_published():
+    assert problems() == {}
+    assert problems(input_of(STAGED, 1, 2, 3, 4), input_of(CURRENT, 1, 2, 3, 4)) == {}
+
+
+def test_a_day_that_an_input_lacks_is_not_an_empty_one():
+    assert problems(input_of(STAGED, 1, 3), input_of(CURRENT, 1, 2, 3)) == {
+        2: ["stg_orders[2024-01-02] has never been published"],
+        4: ["fact_daily_orders_current[2024-01-04] has never been published"],
+    }
+    # All days that are lacking are named.
+    assert problems(input_of(STAGED, 0, 2, 3, lasting=2)) == {
+        1: ["stg_orders[2024-01-01] has never been published"],
+        2: ["stg_orders[2024-01-01] has never been published"],
+        4: ["stg_orders[2024-01-04] has never been published"],
+    }
+    assert problems(input_of(STAGED, 1, 4, lasting=3))[3] == [
+        "stg_orders[2024-01-02...2024-01-03] has never been published"
+    ]
+
+
+def test_a_day_that_just_failed_upstream_is_not_replaced_by_its_older_rows():
+    staged = input_of(STAGED, 0, 1, 2, 3, lasting=2)
+    failed = {STAGED.name: days(2), CURRENT.name: days((1, 4))}
+    assert problems(staged, failed=failed) == {
+        2: ["stg_orders[2024-01-02] failed in this run"],
+        3: ["stg_orders[2024-01-02] failed in this run"],
+        # It failed as well, or was never built: what is not there is said.
+        4: ["stg_orders[2024-01-04] has never been published"],
+    }
+    assert problems(input_of(STAGED, 1), failed={STAGED.name: days((2, 4))})[2] == [
+        "stg_orders[2024-01-02] failed in this run"
+    ]
+
+
+def test_input_days_of_other_settings_are_rebuilt_first():
+    mixed = input_of(STAGED, 0, 1, 2, 3, 4, other_settings=[2, 3], lasting=2)
+    assert problems(mixed) == {
+        2: [f"stg_orders[2024-01-02] {OTHER_SETTINGS}"],
+        3: [f"stg_orders[2024-01-02...2024-01-03] {OTHER_SETTINGS}"],
+        4: [f"stg_orders[2024-01-03] {OTHER_SETTINGS}"],
+    }
+
+
+def test_what_is_lacking_is_said_before_what_has_other_settings():
+    """Whichever input comes first; of two with other settings, the first one is named."""
+    mixed = input_of(STAGED, 1, 3, other_settings=[2, 4])
+    known = input_of(CURRENT, 1, 3, other_settings=[4])
+    lacking = ["fact_daily_orders_current[2024-01-02] has never been published"]
+    for inputs, first in (((mixed, known), STAGED), ((known, mixed), CURRENT)):
+        assert problems(*inputs) == {
+            2: lacking,
+            4: [f"{first.name}[2024-01-04] {OTHER_SETTINGS}"],
+        }
+    assert problems(mixed, known, failed={STAGED.name: days(4)})[4] == [
+        "stg_orders[2024-01-04] failed in this run"
+    ]
+
+
+def test_an_input_that_needs_no_day_lacks_none():
+    whole = replace(input_of(STAGED, 1, other_settings=[2]), needs_same_day=False)
+    assert problems(whole, failed={STAGED.name: days(3)}) == {
+        2: [f"stg_orders[2024-01-02] {OTHER_SETTINGS}"]
+    }
+
+
+# --- days that are final --------------------------------------------------------------------------
+
+#: The windows of days 1 to 3 close: the first with version 3, the others with versions 4 and 5.
+LOG = ledger(RAW, *(make_raw_record(n, days(n)) for n in range(1, 6)))
+
+
+def final_numbers(*known: Ledger, among: Container[date] | None = None) -> dict[str, set[int]]:
+    """The numbers of the final days, by name of the tables that have such days."""
+    result = final_days(ledgers(*known), POLICY, among)
+    # What is known of a day may always change, and so may what is kept by log day.
+    assert result.keys() == {STAGED.name, FACT.name}
+    return {name: {(d - START).days + 1 for d in found} for name, found in result.items() if found}
+
+
+def test_days_are_final_whose_records_say_so_or_that_a_log_has_closed():
+    staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 5}))
+    facts = ledger(FACT, record(0, days((2, 5)), inputs={STAGED.name: 0}, final=days(5)))
+    assert final_numbers(LOG, staged, facts) == {STAGED.name: {1, 2, 3}, FACT.name: {2, 3, 5}}
+    assert final_numbers(LOG, staged, facts, among=days(2, 4)) == {
+        STAGED.name: {2},
+        FACT.name: {2},
+    }
+    assert final_numbers(LOG, staged, facts, among=()) == {}
+
+
+def test_the_last_commit_that_changed_a_day_before_its_window_closed_decides():
+    """Day 1 is changed by versions 1 and 2, and closes with version 3; version 4 comes later."""
+    log = ledger(
+        RAW,
+        make_raw_record(1, days(1)),
+        make_raw_record(2, days(2), days(1, 2)),
+        make_raw_record(3, days(3)),
+        make_raw_record(4, days(2), days(1)),
+    )
+    by_version = {
+        built: final_numbers(log, ledger(STAGED, record(0, days(1), inputs={RAW.name: built})))
+        for built in (0, 1, 2, 3, 4)
+    }
+    assert [built for built, final in by_version.items() if final] == [2, 3, 4]
+    # A record that does not name the log was made of an unknown version.
+    assert final_numbers(log, ledger(STAGED, record(0, days(1)))) == {}
+    assert final_numbers(LOG, ledger(STAGED, record(0, days(1)))) == {}
+
+
+def test_a_day_that_no_commit_changed_is_final_if_it_was_built_when_its_window_had_closed():
+    log = ledger(RAW, make_raw_record(2, days((1, 3)), ()))
+    for built, final in ((1, {}), (2, {STAGED.name: {1}}), (3, {STAGED.name: {1}})):
+        staged = ledger(STAGED, record(0, days(1), inputs={RAW.name: built}))
+        assert final_numbers(log, staged) == final
+
+
+def staged_twice(first: int, second: int, *, same: bool, version: int = 1) -> Ledger:
+    """Day 1, staged from two versions of the log, perhaps with the same rows."""
+    digests = ("rows", "rows" if same else "other rows")
+    return ledger(
+        STAGED,
+        record(0, days(1), inputs={RAW.name: first}, digest=digests[0]),
+        record(version, days(1), inputs={RAW.name: second}, digest=digests[1]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same", "facts_of", "is_final"),
+    [
+        # Of version 0 of staging, which is not final; version 1 has the same rows, and is.
+        (0, 5, True, 0, True),
+        (0, 5, False, 0, False),
+        (0, 0, True, 0, False),
+        # Of version 1.
+        (0, 5, False, 1, True),
+        (5, 0, False, 1, False),
+        # Rows that were final once, and are the same since, are not asked for again.
+        (5, 0, True, 0, True),
+        (5, 0, True, 1, False),
+        # Of a staging of before there was such a day.
+        (5, 5, True, -1, False),
+        (5, 5, True, 7, True),
+    ],
+)
+def test_facts_are_final_if_the_rows_that_they_were_made_of_are(
+    first, second, same, facts_of, is_final
+):
+    staged = staged_twice(first, second, same=same)
+    facts = ledger(FACT, record(0, days(1), inputs={STAGED.name: facts_of}))
+    assert (FACT.name in final_numbers(LOG, staged, facts)) is is_final
+
+
+def test_a_day_that_was_taken_back_does_not_count_as_it_was_before():
+    """Facts of it are not final, though their input was when they were built."""
+    first = record(0, days(1), inputs={RAW.name: 5})
+    facts = ledger(FACT, record(0, days(1), inputs={STAGED.name: 0}))
+    assert final_numbers(LOG, ledger(STAGED, first), facts) == {STAGED.name: {1}, FACT.name: {1}}
+    undo = msgspec.structs.replace(record(1, ()), revoked_days=days(1))
+    again = record(3, days(1), inputs={RAW.name: 0})
+    assert final_numbers(LOG, ledger(STAGED, first, undo, again), facts) == {}
+    second_undo = msgspec.structs.replace(undo, version=2)
+    assert final_numbers(LOG, ledger(STAGED, first, undo, second_undo, again), facts) == {}
+
+
+def test_rows_that_an_undo_has_put_back_are_as_final_as_they_were():
+    """The commit of the undo reads the log as it is; the rows were made of an older one."""
+    restored = record(0, days(1, 2), inputs={RAW.name: 5})
+    of_before = Provenance(code_version="code", inputs={RAW.name: 0})
+    published = msgspec.structs.replace(restored.days[day(1)], provenance=of_before)
+    restored = msgspec.structs.replace(restored, days={**restored.days, day(1): published})
+    facts = ledger(FACT, record(0, days(1, 2), inputs={STAGED.name: 0}))
+    assert final_numbers(LOG, ledger(STAGED, restored), facts) == {
+        STAGED.name: {2},
+        FACT.name: {2},
+    }
