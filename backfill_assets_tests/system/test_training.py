@@ -6,7 +6,10 @@ import random
 import re
 import shutil
 from collections import defaultdict
+from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
+from typing import Any, Self
 
 import dagster as dg
 import pyarrow.compute as pc
@@ -19,14 +22,14 @@ from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.helpers import memory_model
 from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (
-    EVERYTHING,
     START,
     Pipeline,
     copy_loaded,
@@ -47,45 +50,98 @@ ALL = (*ORDER_TABLES, *TABLES)
 END = date(2024, 6, 1)
 
 
-@pytest.fixture
-def pipeline(engine, tmp_path):
-    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
+def make_pipeline(engine: Engine, root: Path, **more: Any) -> Pipeline:
+    return Pipeline(engine, root, **{"tables": PLACE, "window_days": 2, "end": END, **more})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The tables at a moment.
+
+    Attributes:
+        behind: the day numbers of the labels that were behind before they were made.
+        labels: their rows, by day and customer.
+        training: the rows of the training set, by day and customer.
+    """
+
+    behind: set[int]
+    labels: dict[tuple[date, str], dict]
+    training: dict[tuple[date, str], dict]
+
+    @classmethod
+    def read(cls, pipeline: Pipeline, behind: set[int]) -> Self:
+        labels, training = (
+            {(row["dt"], row["user_id"]): row for row in pipeline.rows(name)}
+            for name in ("labels_daily", "training_daily")
+        )
+        return cls(behind, labels, training)
+
+    def days_by_state(self) -> dict[str, set[int]]:
+        """The day numbers of labels, by label state."""
+        day_numbers = defaultdict(set)
+        for (d, _), row in self.labels.items():
+            day_numbers[row["label_state"]].add((d - START).days + 1)
+        return dict(day_numbers)
+
+
+@dataclass(frozen=True)
+class Life:
+    """36 days of all tables, to be copied, and how they came to be.
+
+    Attributes:
+        pipeline: as it ended. Orders of a few customers came on all days but one.
+        loaded: with the first 34 days, which one run loaded and built.
+        commits: of the labels, before and after a repeat.
+        grown: with day 35, on which no order came.
+        turned: with day 36, on which an order of day 35 came: of one who had ordered on day 5 only.
+    """
+
+    engine: Engine
+    pipeline: Pipeline
+    loaded: Stage
+    commits: list[int]
+    grown: Stage
+    turned: Stage
+
+    def copy(self, root: Path, **more: Any) -> Pipeline:
+        copy_loaded(self.pipeline.root, root)
+        return make_pipeline(self.engine, root, check_independence=False, **more)
 
 
 @pytest.fixture(scope="module")
-def loaded_root(engine, spark, tmp_path_factory):
-    """45 days of two customers, without the training set, to be copied."""
-    root = tmp_path_factory.mktemp("loaded")
-    pipeline = Pipeline(engine, root, tables=PLACE, window_days=2, end=END)
-    for n in range(1, 46):
-        pipeline.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(2)])
-    pipeline.run(1, 45, (*ORDER_TABLES, "features", "labels_daily"))
-    return root
+def life(engine, spark, tmp_path_factory) -> Life:
+    pipeline = make_pipeline(engine, tmp_path_factory.mktemp("life"))
+    lines = draw_lines(1, 34)
+    lines += [(n, order(f"d{n}", n, customer=f"c{n % 3}")) for n in range(1, 35)]
+    lines += [
+        (3, order("late2", 2, ingested=f"{day(3)}T08:00:00Z")),
+        (5, order("once", 5, customer="once")),
+    ]
+    land_lines(pipeline, lines, range(1, 35))
+    pipeline.run(1, 34, ALL)
+    loaded = Stage.read(pipeline, set())
+    commits = [pipeline.log("labels_daily").version()]
+    pipeline.run(1, 34, TABLES)
+    commits.append(pipeline.log("labels_daily").version())
 
+    pipeline.land(35, [])
+    pipeline.run(35, 35, (*ORDER_TABLES, "features"))
+    behind = stale_days(pipeline, "labels_daily", 36)
+    pipeline.run(5, 35, ("labels_daily", "training_daily"))
+    grown = Stage.read(pipeline, behind)
 
-@pytest.fixture(scope="module")
-def thirty_days_root(engine, spark, tmp_path_factory):
-    """All tables of thirty days, to be copied: one order a day, and on day 1 one of `once`."""
-    root = tmp_path_factory.mktemp("thirty")
-    pipeline = Pipeline(engine, root, tables=PLACE, window_days=2, end=END)
-    for n in range(1, 31):
-        lines = [order(f"o{n}", n, customer=f"c{n % 3}")]
-        pipeline.land(n, lines if n > 1 else [*lines, order("once", n, customer="once")])
-    # The sensor would ask for whatever is missing.
-    pipeline.run(1, 30, (*EVERYTHING, *TABLES))
-    return root
+    late = order("late", 35, customer="once", ingested=f"{day(36)}T08:00:00Z")
+    pipeline.land(36, [late, order("o36", 36, customer="c2")])
+    pipeline.run(35, 36, ORDER_TABLES)
+    behind = stale_days(pipeline, "labels_daily", 37)
+    pipeline.run(5, 36, TABLES)
+    return Life(engine, pipeline, loaded, commits, grown, Stage.read(pipeline, behind))
 
 
 @pytest.fixture
-def thirty_days(engine, thirty_days_root, tmp_path):
-    copy_loaded(thirty_days_root, tmp_path)
-    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
-
-
-@pytest.fixture
-def loaded(engine, loaded_root, tmp_path):
-    copy_loaded(loaded_root, tmp_path)
-    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
+def pipeline(life: Life, tmp_path: Path) -> Pipeline:
+    """The 36 days of all tables."""
+    return life.copy(tmp_path)
 
 
 def draw_lines(seed: int, days: int) -> list[tuple[int, dict]]:
@@ -126,10 +182,13 @@ def stale_days(pipeline: Pipeline, name: str, today: int) -> set[int]:
     return {(d - START).days + 1 for d in stale.all_days(name)}
 
 
-def label_states(pipeline: Pipeline) -> dict[int, str]:
-    """The label state of each day that has labels, by day number."""
-    rows = pipeline.rows("labels_daily")
-    return {(row["dt"] - START).days + 1: row["label_state"] for row in rows}
+def double_day(pipeline: Pipeline, name: str, doubled: date) -> int:
+    """What a job of somebody's own appended to a day; the number of its rows."""
+    rows = (
+        pipeline.log(name).to_pyarrow_dataset().to_table(filter=pc.field("event_date") == doubled)
+    )
+    write_deltalake(str(pipeline.warehouse / name), rows, mode="append")
+    return rows.num_rows
 
 
 # --- plain Python ---------------------------------------------------------------------------------
@@ -157,83 +216,49 @@ def check_agreement(pipeline: Pipeline, days: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path, seed):
-    days = 40
-    lines = draw_lines(seed, days)
-    whole = Pipeline(engine, tmp_path / "whole", tables=PLACE, window_days=2, end=END)
-    land_lines(whole, lines, range(1, days + 1))
-    whole.run(1, days, ALL)
-    check_agreement(whole, days)
-    assert len(whole.rows("training_daily")) > 5
-    copy_loaded(whole.root, tmp_path / "parts")
-    parts = Pipeline(engine, tmp_path / "parts", tables=PLACE, window_days=2, end=END)
-    for name in TABLES:
-        shutil.rmtree(parts.warehouse / name)
-    for first, last in [(1, 9), (10, 10), (11, 40)]:
-        parts.run(first, last, TABLES)
-    for name in TABLES:
-        assert table_rows(parts, name) == table_rows(whole, name)
-    results = run_verify(whole.settings, engine, Window(day(30), day(41)), TABLES)
+def test_plain_python_agrees_with_a_range_and_the_days_after_it(life: Life, engine) -> None:
+    check_agreement(life.pipeline, 36)
+    assert len(life.turned.training) > 5
+    results = run_verify(life.pipeline.settings, engine, Window(day(5), day(7)), TABLES)
+    assert {(result.table, result.day) for result in results} == {
+        (name, day(n)) for name in TABLES for n in (5, 6)
+    }
     assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
 
 
 # --- labels ---------------------------------------------------------------------------------------
 
 
-def test_a_new_day_makes_exactly_the_days_due_that_it_may_change(thirty_days):
+def test_a_new_day_makes_exactly_the_days_due_that_it_may_change(life: Life) -> None:
     """And a label is final as soon as the thirtieth day after it is there, empty or not."""
-    pipeline = thirty_days
-    # No order comes on day 31: it is published all the same, with no row.
-    pipeline.land(31, [])
-    pipeline.land(32, [order("o32", 32, customer="c2")])
-    assert {*label_states(pipeline).values()} == {"open"}
-    assert pipeline.rows("training_daily") == []
-    commits = pipeline.log("labels_daily").version()
-    pipeline.run(1, 30, TABLES)
-    assert pipeline.log("labels_daily").version() == commits
-
-    for n, first in ((31, 1), (32, 2)):
-        pipeline.run(n, n, EVERYTHING)
-        assert stale_days(pipeline, "labels_daily", n + 1) == {*range(first, n + 1)}
-        pipeline.now += DAY
-        while pipeline.launch(pipeline.tick("touched_days").run_requests or []):
-            pass
-        assert stale_days(pipeline, "labels_daily", n + 1) == set()
-        final = {m for m, state in label_states(pipeline).items() if state == "final"}
-        assert final == {*range(1, first + 1)}
-        assert {row["dt"] for row in pipeline.rows("training_daily")} == {day(m) for m in final}
+    before, after = life.commits
+    assert before == after
+    assert life.grown.behind == {*range(5, 36)}
+    assert life.loaded.days_by_state() == {"final": {*range(1, 5)}, "open": {*range(5, 35)}}
+    assert life.grown.days_by_state() == {"final": {*range(1, 6)}, "open": {*range(6, 35)}}
+    assert life.turned.days_by_state() == {"final": {*range(1, 7)}, "open": {*range(7, 37)}}
+    for stage, final in ((life.loaded, 4), (life.grown, 5), (life.turned, 6)):
+        assert {d for d, _ in stage.training} == {day(n) for n in range(1, final + 1)}
     # Who came back is known before that, and stays open: or the early ones alone were learned from.
-    rows = {row["dt"]: row for row in pipeline.rows("labels_daily")}
-    assert (rows[day(10)]["churned_30d"], rows[day(10)]["label_state"]) == (False, "open")
-    assert rows[day(32)]["churned_30d"]
+    row = life.loaded.labels[day(10), "c1"]
+    assert (row["churned_30d"], row["label_state"]) == (False, "open")
+    assert life.turned.labels[day(36), "c2"]["churned_30d"]
 
 
-def test_a_late_order_turns_a_label(thirty_days):
+def test_a_late_order_turns_a_label(life: Life) -> None:
     """The day that it tells of has been published; its window is open."""
-    pipeline = thirty_days
-    for n in (31, 32):
-        pipeline.land(n, [order(f"x{n}", n, customer="other")])
-    pipeline.run(31, 31, ORDER_TABLES)
-    pipeline.run(1, 31, TABLES)
+    once = (day(5), "once")
 
-    def read_label() -> tuple[bool, str]:
-        (row,) = (r for r in pipeline.rows("labels_daily") if r["user_id"] == "once")
-        return row["churned_30d"], row["label_state"]
+    def read_label(stage: Stage) -> tuple[bool, str]:
+        return stage.labels[once]["churned_30d"], stage.labels[once]["label_state"]
 
-    assert read_label() == (True, "final")
-    (trained,) = (r for r in pipeline.rows("training_daily") if r["user_id"] == "once")
-    assert trained["churned_30d"]
-    late = order("late", 31, customer="once", ingested=f"{day(32)}T08:00:00Z")
-    pipeline.land(32, [late], "late.jsonl")
-    pipeline.run(31, 32, ORDER_TABLES)
-    assert stale_days(pipeline, "labels_daily", 33) == {*range(1, 33)}
-    pipeline.run(1, 32, TABLES)
-    labels = {(r["dt"], r["user_id"]): r for r in pipeline.rows("labels_daily")}
-    row = labels[day(1), "once"]
-    assert (row["churned_30d"], row["label_state"]) == (False, "final")
+    assert read_label(life.grown) == (True, "final")
+    assert life.grown.training[once]["churned_30d"]
+    assert life.turned.behind == {*range(5, 37)}
+    assert read_label(life.turned) == (False, "final")
+    assert not life.turned.training[once]["churned_30d"]
     # What was known of the features is as it was, though the order now counts for staging.
-    rows = [r for r in pipeline.rows("features") if r["event_date"] == day(31)]
+    rows = [r for r in life.pipeline.rows("features") if r["event_date"] == day(35)]
     assert rows
     assert "once" not in {r["user_id"] for r in rows}
 
@@ -241,26 +266,18 @@ def test_a_late_order_turns_a_label(thirty_days):
 # --- what is caught -------------------------------------------------------------------------------
 
 
-def test_rows_that_an_old_job_doubled_are_caught(loaded):
-    pipeline = loaded
-    pipeline.run(1, 34, ("training_daily",))
+def test_rows_that_an_old_job_doubled_are_caught(pipeline: Pipeline) -> None:
     before = {name: table_rows(pipeline, name) for name in TABLES}
-    for name, column, doubled in (
-        ("stg_orders", "event_date", day(3)),
-        ("features", "event_date", day(4)),
-    ):
-        rows = pipeline.log(name).to_pyarrow_dataset().to_table(filter=pc.field(column) == doubled)
-        write_deltalake(str(pipeline.warehouse / name), rows, mode="append")
-    failed = pipeline.run(1, 34, ("fact_daily_orders",), fails=True)
+    staged = double_day(pipeline, "stg_orders", day(3))
+    known = double_day(pipeline, "features", day(4))
+    failed = pipeline.run(3, 4, ("fact_daily_orders", "training_daily"), fails=True)
     message = pipeline.failure(failed)
-    assert f"stg_orders[{day(3)}] has 2 row(s) that repeat a (order_id)" in message
+    assert f"stg_orders[{day(3)}] has {staged} row(s) that repeat a (order_id)" in message
     assert "rebuild it first" in message
-    failed = pipeline.run(1, 34, ("training_daily",), fails=True)
-    message = pipeline.failure(failed)
     assert f"training_daily[{day(4)}]" in message
-    assert f"features[{day(4)}] has 2 row(s) that repeat a (user_id)" in message
+    assert f"features[{day(4)}] has {known} row(s) that repeat a (user_id)" in message
     assert "unique_key" in message  # the rows of the day itself
-    pipeline.run(1, 34, ALL)
+    pipeline.run(3, 4, ("stg_orders", "fact_daily_orders", "features", "training_daily"))
     assert {name: table_rows(pipeline, name) for name in TABLES} == before
 
 
@@ -271,15 +288,11 @@ def test_rows_that_an_old_job_doubled_are_caught(loaded):
         ("leaking_labels_daily", "label_from > dt"),
     ],
 )
-def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
+def test_what_leaks_is_not_published(life: Life, tmp_path: Path, leaking: str, rule: str) -> None:
     """A join that is off by a day, in what is known and in what came of it."""
     place = f"backfill_assets_tests.training_tables_leaking:{leaking.upper()}"
-    pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2, end=END)
-    for n in range(1, 4):
-        late = order(f"late{n}", n, ingested=f"{day(n + 1)}T08:00:00Z")
-        pipeline.land(n + 1, [late, order(f"o{n + 1}", n + 1)])
-    pipeline.run(2, 4, ORDER_TABLES)
-    failed = pipeline.run(2, 4, (leaking,), fails=True)
+    pipeline = life.copy(tmp_path, tables=place)
+    failed = pipeline.run(2, 3, (leaking,), fails=True)
     assert f"break the rule {rule}" in pipeline.failure(failed)
     assert day(2) not in read_ledgers(pipeline.deployment)[leaking].published_days
 
@@ -287,19 +300,17 @@ def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
 # --- features -------------------------------------------------------------------------------------
 
 
-def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table(engine, tmp_path):
-    lines = draw_lines(3, 12)
-    options = {"window_days": 2, "end": END}
-    then = Pipeline(
-        engine, tmp_path, tables="backfill_assets_tests.training_tables_before:TABLES", **options
-    )
-    land_lines(then, lines, range(1, 13))
-    then.run(1, 12, (*LOG, "stg_orders", "features"))
+def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table(
+    life: Life, tmp_path: Path
+) -> None:
+    then = life.copy(tmp_path, tables=BEFORE)
+    shutil.rmtree(then.warehouse / "features")
+    then.run(1, 12, ("features",))
     before = table_rows(then, "features")
     modelled_then, _ = model_tables(then, 12)
     assert before == [row[:6] for row in modelled_then]
 
-    now = Pipeline(engine, tmp_path, tables=PLACE, **options)
+    now = make_pipeline(life.engine, tmp_path, check_independence=False)
     window = Window(day(7), day(13))
     plan = make_plan(now, str(window), tables=("features",))
     assert set(plan.tables) == {"features"}
@@ -319,19 +330,19 @@ def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table
     assert now.log("stg_orders").version() == untouched
 
 
-def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
-    lines = [(n, order(f"o{n}", n, customer=f"c{n}")) for n in (1, 2, 3)]
-    land_lines(pipeline, lines, range(1, 4))
-    pipeline.run(1, 3, (*LOG, "features"))
-    more = order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z")
-    pipeline.land(3, [more], "more.jsonl")
-    pipeline.run(3, 3, LOG)
-    pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
-    assert table_rows(pipeline, "features") == model_tables(pipeline, 3)[0]
-    assert read_ledgers(pipeline.deployment)["features"].latest[day(3)].is_merge
+def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline: Pipeline) -> None:
+    more = order("more", 36, "5.00", customer="c1", ingested=f"{day(36)}T20:00:00Z")
+    pipeline.land(36, [more], "more.jsonl")
+    pipeline.run(36, 36, LOG)
+    before = table_rows(pipeline, "features")
+    pipeline.run(36, 36, ("features",), tags={"backfill_assets/write_mode": "merge"})
+    assert table_rows(pipeline, "features") == model_tables(pipeline, 36)[0] != before
+    assert read_ledgers(pipeline.deployment)["features"].latest[day(36)].is_merge
 
 
-def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
+def test_drift_is_warned_of_and_shown_with_its_numbers(engine, spark, tmp_path: Path) -> None:
+    pipeline = make_pipeline(engine, tmp_path, check_independence=False)
+
     def make_orders(n: int, amount: str) -> list[dict]:
         return [order(f"o{n}-{k}", n, amount, f"c{k}") for k in range(120)]
 
@@ -349,8 +360,7 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
 
     assert read_drift(3) == (False, 0)  # as on the day before: nothing came
     pipeline.land(3, make_orders(3, "900.00"), "wrong.jsonl")
-    pipeline.run(3, 3, LOG)
-    result = pipeline.run(3, 3, ("features",))
+    result = pipeline.run(3, 3, (*LOG, "features"))
     warned, index = read_drift(3)
     assert (warned, index > 1) == (True, True)
     (check,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "drift")
@@ -387,15 +397,15 @@ def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
     assert names == [f"{n:03d}" for n in range(1, 14)]
 
 
-def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(loaded, monkeypatch):
-    pipeline = loaded
+def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
-    # What a job of somebody's own appended to a day of the second chunk.
-    rows = pipeline.log("features").to_pyarrow_dataset()
-    rows = rows.to_table(filter=pc.field("event_date") == day(5))
-    write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
-    options = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
-    plan = make_plan(pipeline, f"{day(1)}...{day(12)}", **options)
+    shutil.rmtree(pipeline.warehouse / "training_daily")
+    # A day of the second chunk.
+    double_day(pipeline, "features", day(3))
+    options = {"tables": ("training_daily",), "chunk_days": 2, "reason": "new set"}
+    plan = make_plan(pipeline, f"{day(1)}...{day(6)}", **options)
     graph = pipeline.repository.asset_graph
     backfill_jobs.launch_plan(pipeline.deployment, graph, pipeline.instance, pipeline.code, plan.id)
     assert run_stage(pipeline) == f"{plan.id}-001"
@@ -404,36 +414,34 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
     assert "did not pass" in tick_planned_backfills(pipeline)
     assert not state_store.active_ids(pipeline.instance)
     ledger = read_ledgers(pipeline.deployment)["training_daily"]
-    assert ledger.published_days == {*Window(day(1), day(9))} - {day(5)}
+    assert ledger.published_days == {day(1), day(2), day(4)}
     made_of = ledger.latest[day(1)]
     assert set(made_of.inputs) == {"features", "labels_daily"}
     assert made_of.backfill_id == f"{plan.id}-001"
 
 
 @pytest.mark.slow
-def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine, spark, tmp_path):
-    days, last, bad = 90, 120, 45
-    pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
+def test_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine, spark, tmp_path):
+    days, last, bad = 28, 58, 10
+    pipeline = make_pipeline(engine, tmp_path)
     deployment = ServedDeployment(tmp_path, pipeline.settings)
     try:
         deployment.wait_for_daemons()
         deployment.stop_rebuilding()
         land_lines(pipeline, draw_lines(5, last), range(1, last + 1))
-        pipeline.run(1, last, (*EVERYTHING, "features", "labels_daily"))
-        # What a job of somebody's own appended to a day of the seventh chunk.
-        rows = pipeline.log("features").to_pyarrow_dataset()
-        rows = rows.to_table(filter=pc.field("event_date") == day(bad))
-        write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
+        pipeline.run(1, last, (*ORDER_TABLES, "features", "labels_daily"))
+        # A day of the second chunk.
+        double_day(pipeline, "features", day(bad))
         arguments = (f"{day(1)}...{day(days)}", "--table", "training_daily", "--chunk-days", "7")
         result = deployment.run("backfill", *arguments)
         print(result.stdout)
         assert result.returncode == 1, result.stderr
         (plan,) = re.findall(r"^Plan (\w+)", result.stdout)
-        remaining = [str(w) for w in Window(day(50), day(days + 1)).split_by_length(7)]
-        assert f"{plan}-007 did not pass" in result.stdout
+        remaining = [str(w) for w in Window(day(15), day(days + 1)).split_by_length(7)]
+        assert f"{plan}-002 did not pass" in result.stdout
         assert f"; not launched: {', '.join(remaining)}\n" in result.stdout
         stopped_ledger = read_ledgers(pipeline.deployment)["training_daily"]
-        assert stopped_ledger.published_days == {*Window(day(1), day(50))} - {day(bad)}
+        assert stopped_ledger.published_days == {*Window(day(1), day(15))} - {day(bad)}
         # The day is built again, and the same backfill goes on with the stage that failed.
         pipeline.run(bad, bad, ("features",))
         result = deployment.run("backfill", plan)

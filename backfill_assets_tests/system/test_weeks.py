@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
@@ -19,15 +20,16 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.pipeline import (
     LAYERS,
     START,
     Pipeline,
+    copy_loaded,
     day,
     make_plan,
     order,
-    run_undo,
     run_verify,
 )
 from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
@@ -35,9 +37,42 @@ from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_aga
 WEEKS = (weekly.name, weekly_again.name)
 
 
+#: What the weeks are made from.
+DAYS = ("raw_orders", "raw_orders_rejected", "stg_orders", FACT.name)
+
+
+def make_pipeline(engine: Engine, root: Path, **more: Any) -> Pipeline:
+    return Pipeline(engine, root, tables="backfill_assets_tests.neighbours:WEEKS", **more)
+
+
 @pytest.fixture
 def weeks(engine, spark, tmp_path: Path) -> Pipeline:
-    return Pipeline(engine, tmp_path, tables="backfill_assets_tests.neighbours:WEEKS")
+    return make_pipeline(engine, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def loaded_root(engine, spark, tmp_path_factory) -> Path:
+    """The days of three weeks, to be copied."""
+    pipeline = make_pipeline(engine, tmp_path_factory.mktemp("loaded"))
+    land_days(pipeline, 1, 21)
+    pipeline.run(1, 21, DAYS)
+    return pipeline.root
+
+
+@pytest.fixture
+def loaded(engine, loaded_root: Path, tmp_path: Path) -> Pipeline:
+    copy_loaded(loaded_root, tmp_path / "loaded")
+    return make_pipeline(engine, tmp_path / "loaded", check_independence=False)
+
+
+@pytest.fixture(scope="module")
+def built(engine, loaded_root: Path, tmp_path_factory) -> Pipeline:
+    """Three weeks that were built at once, to be looked at only."""
+    root = tmp_path_factory.mktemp("built")
+    copy_loaded(loaded_root, root)
+    pipeline = make_pipeline(engine, root)
+    pipeline.run(1, 15, WEEKS)
+    return pipeline
 
 
 def land_days(pipeline: Pipeline, first: int, last: int) -> None:
@@ -63,101 +98,75 @@ def expected_weeks(days: Iterable[int], more: Mapping[int, str] | None = None) -
 
 
 def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(
-    weeks: Pipeline, engine, tmp_path: Path
+    built: Pipeline, loaded: Pipeline
 ) -> None:
-    land_days(weeks, 1, 21)
-    weeks.run(1, 21)
-    weeks.run(1, 15, WEEKS)
-    assert read_rows(weeks) == expected_weeks(range(1, 22)) == read_rows(weeks, weekly_again.name)
-    assert weeks.materialized(weekly.name) == {str(day(n)) for n in (1, 8, 15)}
-    versions = [weeks.log(name).version() for name in WEEKS]
-    weeks.run(1, 15, WEEKS)
-    assert [weeks.log(name).version() for name in WEEKS] == versions
-    other = Pipeline(engine, tmp_path / "one", tables=weeks.settings.tables)
-    land_days(other, 1, 21)
-    other.run(1, 21)
-    for n in (15, 1, 8):
-        other.run(n, n, WEEKS)
-    ledgers = [pipeline.io_manager.ledger(weekly) for pipeline in (weeks, other)]
-    assert ledgers[0].published_days == ledgers[1].published_days
-    for monday in ledgers[0].published_days:
-        assert ledgers[0].content_key(monday) == ledgers[1].content_key(monday)
+    assert read_rows(built) == expected_weeks(range(1, 22)) == read_rows(built, weekly_again.name)
+    assert built.materialized(weekly.name) == {str(day(n)) for n in (1, 8, 15)}
+    versions = [built.log(name).version() for name in WEEKS]
+    built.run(1, 15, WEEKS)
+    assert [built.log(name).version() for name in WEEKS] == versions
+    loaded.run(8, 8, WEEKS)
+    for made in (weekly, weekly_again):
+        at_once, alone = (pipeline.io_manager.ledger(made) for pipeline in (built, loaded))
+        assert alone.published_days == {day(8)}
+        assert at_once.published_days == {day(1), day(8), day(15)}
+        assert alone.content_key(day(8)) == at_once.content_key(day(8))
 
 
-def test_a_week_that_lacks_a_day_is_not_published_and_says_which(weeks: Pipeline) -> None:
-    land_days(weeks, 1, 14)
-    weeks.run(1, 3)
-    weeks.run(5, 14)
-    result = weeks.run(1, 8, [weekly.name], fails=True)
+def test_a_week_that_lacks_a_day_is_not_published_and_says_which(loaded: Pipeline) -> None:
+    shutil.rmtree(loaded.warehouse / FACT.name)
+    loaded.run_days([day(n) for n in range(1, 15) if n != 4], [FACT.name])
+    result = loaded.run(1, 8, [weekly.name], fails=True)
     message = " ".join(str(e.message) for e in result.all_events if e.is_failure)
     assert f"{FACT.name}[{day(4)}] has never been published" in message or any(
         f"{FACT.name}[{day(4)}] has never been published" in (e.description or "")
         for e in result.get_asset_check_evaluations()
     )
-    assert read_rows(weeks) == expected_weeks(range(8, 15))
-    weeks.run(4, 4)
-    weeks.run(1, 8, [weekly.name])
-    assert read_rows(weeks) == expected_weeks(range(1, 15))
+    assert read_rows(loaded) == expected_weeks(range(8, 15))
+    loaded.run(4, 4, [FACT.name])
+    loaded.run(1, 8, [weekly.name])
+    assert read_rows(loaded) == expected_weeks(range(1, 15))
 
 
 def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
-    weeks: Pipeline,
+    engine, spark, tmp_path: Path
 ) -> None:
-    # The nights before and after the end of each week.
-    for first, n in ((1, 6), (7, 7), (8, 13), (14, 14)):
-        land_days(weeks, first, n)
-        weeks.night(day(n + 1))
-        over = n // 7 * 7
-        path = weeks.warehouse / weekly.name
-        assert (read_rows(weeks) if path.exists() else {}) == expected_weeks(range(1, over + 1)), n
+    weeks = make_pipeline(engine, tmp_path, window_days=8, check_independence=False)
+    # The nights before and after the end of the second week.
+    land_days(weeks, 1, 13)
+    weeks.night(day(14))
+    assert read_rows(weeks) == expected_weeks(range(1, 8)) == read_rows(weeks, WEEKS[1])
+    land_days(weeks, 14, 14)
+    late = order("late", 7, "100.00", ingested=f"{day(14)}T12:00:00Z")
+    weeks.land(14, [late], "late.jsonl")
+    requests = weeks.night(day(15))
+    with_late = expected_weeks(range(1, 15), {7: "100.00"})
+    assert read_rows(weeks) == with_late == read_rows(weeks, WEEKS[1])
     for name in WEEKS:
         states = day_states(name, read_snapshot(weeks.deployment, weeks.instance, weeks.now))
         assert {*states} == {day(1), day(8)}
         assert {*states.values()} <= {DayState.OPEN, DayState.FINAL}
-    weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
-    requests = weeks.night(day(16))
-    starts = [
-        request.tags["dagster/asset_partition_range_start"]
-        for request in requests
-        if dg.AssetKey(weekly.name) in (request.asset_selection or ())
-    ]
-    assert starts == [str(day(8))]
-    assert (
-        read_rows(weeks)
-        == expected_weeks(range(1, 15), {13: "100.00"})
-        == read_rows(weeks, WEEKS[1])
-    )
     # No run has a table by day and one by week.
     for request in requests:
         names = {key.path[-1] for key in request.asset_selection or ()}
         assert names <= {*WEEKS} or names.isdisjoint(WEEKS)
 
 
-def test_weeks_are_planned_verified_and_undone(weeks: Pipeline, engine) -> None:
+def test_weeks_are_planned_and_verified(weeks: Pipeline, built: Pipeline, engine) -> None:
     land_days(weeks, 1, 21)
     plan = make_plan(weeks, f"{day(3)}...{day(17)}", tables=(*LAYERS, *WEEKS))
     assert plan.tables[FACT.name].depends or plan.tables[FACT.name].computed
     # Of the last week, days lie outside: what is asked for does not make them.
     assert {*plan.tables} >= {*WEEKS}
-    weeks.run(1, 21)
-    weeks.run(1, 15, WEEKS)
-    plan = make_plan(weeks, f"{day(3)}...{day(10)}", tables=(*LAYERS, *WEEKS))
+    plan = make_plan(built, f"{day(3)}...{day(10)}", tables=(*LAYERS, *WEEKS))
     assert plan.tables[weekly.name].identical == (str(day(1)), str(day(8)))
     window = Window(day(9), day(17))
-    everything = run_verify(weeks.settings, engine, window)
-    assert {result.outcome for result in everything} == {VerifyOutcome.MATCHES}
-    assert {result.day for result in everything if result.table == FACT.name} == {*window}
-    week_results = [result for result in everything if result.table in WEEKS]
-    assert {(result.table, result.day) for result in week_results} == {
-        (n, day(d)) for n in WEEKS for d in (8, 15)
+    results = run_verify(built.settings, engine, window, (FACT.name, *WEEKS))
+    assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
+    assert {(result.table, result.day) for result in results} == {
+        *((FACT.name, d) for d in window),
+        *((name, day(n)) for name in WEEKS for n in (8, 15)),
     }
-    weeks.land(21, [order("more", 20, "5.00", ingested=f"{day(21)}T12:00:00Z")], "more.jsonl")
-    weeks.run(21, 21, ["raw_orders", "raw_orders_rejected"])
-    weeks.run(20, 20, ["stg_orders", "fact_daily_orders"])
-    run = weeks.run(1, 15, [weekly.name])
-    assert read_rows(weeks) == expected_weeks(range(1, 22), {20: "5.00"})
-    run_undo(weeks, run.run_id)
-    assert read_rows(weeks) == expected_weeks(range(1, 22))
 
 
 def test_what_no_week_can_be_made_of_is_refused() -> None:
