@@ -627,6 +627,7 @@ def test_what_was_undone_is_not_due_until_something_else_lands(then, now, accept
         1, make_landing(then), make_landing(now, at=2), accepted=accepted
     )
     assert not needs_reload(before, result)
+    assert describe_change(before, result) == ""
     other = load_target(day(1), before, make_landing(f"{now} new=9", at=3))
     assert needs_reload(before, other)
 

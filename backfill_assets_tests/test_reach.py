@@ -8,6 +8,7 @@ from __future__ import annotations
 import calendar
 import re
 import warnings
+from dataclasses import replace
 from datetime import date
 
 import dagster as dg
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window
+from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, to_ranges
 from backfill_assets.calendar.reach import (
     MONTH,
     PREVIOUS_DAY,
@@ -32,8 +33,10 @@ from backfill_assets.calendar.reach import (
     previous,
     week,
 )
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.tables import RAW
-from backfill_assets_tests.helpers.invented_logs import days, ledger
+from backfill_assets.staleness.input_digest import HypotheticalLedger
+from backfill_assets_tests.helpers.invented_logs import days, ledger, make_measured, record
 from backfill_assets_tests.helpers.pipeline import day
 
 LOG = ledger(RAW)
@@ -154,6 +157,40 @@ def test_any_input_day_may_decide_what_is_known_of_a_day_and_late_lines_change_i
     assert reach.partition_mapping == dg.AllPartitionMapping()
     assert (reach.stays_open, reach.varies_by_day) == (True, True)
     assert (SAME_DAY.varies_by_day, MONTH.varies_by_day) == (False, False)
+
+
+def test_days_of_which_no_commit_tells_may_decide_all_days_before_them():
+    told = ledger(
+        RAW,
+        *(record(n, days(n), spans={str(day(n)): []}) for n in (2, 4, 6)),
+        record(7, days(8)),
+        external=[ExternalCommit(8, "MERGE", days(4))],
+    )
+    deciding = RecordedReach().deciding_days(told)
+    assert [deciding(day(n)) for n in (1, 4, 5, 9)] == [
+        [day(1), day(4), day(8)],
+        [day(4), day(8)],
+        [day(5), day(8)],
+        [day(9)],
+    ]
+    # Rows of a day that has no commit; and a log that was cut after the commits of two days.
+    without_commit = replace(told, measured=make_measured({day(5): 1}), external_commits=())
+    assert RecordedReach().deciding_days(without_commit)(day(3)) == [day(3), day(5), day(8)]
+    cut = replace(told, missing_versions=(5,), external_commits=())
+    assert RecordedReach().deciding_days(cut)(day(1)) == [day(1), day(2), day(4), day(8)]
+
+
+def test_days_that_have_not_been_published_decide_nothing_but_themselves():
+    told = ledger(RAW, record(0, days(3), spans={str(day(5)): to_ranges(days(3))}))
+    assert RecordedReach().deciding_days(told)(day(3)) == [day(3)]
+    may_change = HypotheticalLedger.from_ledger(told, days(6))
+    assert RecordedReach().deciding_days(may_change)(day(3)) == [day(3), day(6)]
+
+
+def test_a_change_of_no_day_changes_nothing_that_is_known():
+    told = ledger(RAW, record(0, days((1, 9))))
+    assert RecordedReach().changed_days((), told) == set()
+    assert RecordedReach().changed_days(days(2, 4), told) == days((1, 4))
 
 
 # --- weeks and months -----------------------------------------------------------------------------

@@ -490,7 +490,8 @@ def test_a_published_day_records_its_audit():
 
 def test_a_verdict_is_restored_from_its_record():
     fine = "in order when it was published"
-    assert restore_verdict(FACT, day(1), PUBLISHED) == Verdict(
+    restored = restore_verdict(FACT, day(1), PUBLISHED)
+    assert restored == Verdict(
         day(1),
         DayMetrics(
             rows=3,
@@ -507,6 +508,9 @@ def test_a_verdict_is_restored_from_its_record():
             Finding("unique_key", Severity.OK, fine),
         ],
     )
+    # Counts are whole numbers again, and money is exact.
+    entry_types = {name: type(count) for name, count in restored.expectation.entries.items()}
+    assert entry_types == {"lines": int, "amount": Decimal}
 
 
 def test_a_verdict_of_an_older_record_has_no_total_that_was_not_recorded():

@@ -235,7 +235,7 @@ def test_a_week_waits_for_the_folders_of_all_of_its_days(last_loaded, weeks, bot
 
 
 def facts_undone(staged: Ledger, fingerprint: str | None, **more) -> Ledger:
-    """Facts of days 1 and 2, of which day 2 was taken back by a person, or by an old release."""
+    """Facts of which day 2 was taken back by a person, or by an old release; there is no day 3."""
     held = {} if fingerprint is None else {"on hold": {str(day(2)): fingerprint}}
     undo = msgspec.structs.replace(record(1, (), **held, **more), revoked_days=days(2))
     built = record(0, days(1, 2), inputs={STAGED.name: staged.version or 0})
@@ -243,15 +243,19 @@ def facts_undone(staged: Ledger, fingerprint: str | None, **more) -> Ledger:
 
 
 def test_a_day_on_hold_is_built_once_its_input_changes():
-    staged = ledger(STAGED, record(3, days(1, 2)))
+    staged = ledger(STAGED, record(3, days((1, 3))))
+    never_built = {day(3): StaleReason({STAGED.name: staged.records[0]})}
     rejected = input_digests(FACT.inputs(POLICY), ledgers(staged), [day(2)])[day(2)]
     held = stale_days(staged, facts_undone(staged, rejected))
     assert held.on_hold == {FACT.name: days(2)}
-    assert FACT.name not in held.open
-    assert held.all_days(FACT.name) == set()
+    assert held.open[FACT.name] == never_built
+    assert held.all_days(FACT.name) == days(3)
     changed = ledger(STAGED, *staged.records, record(4, days(2)))
     stale = stale_days(changed, facts_undone(staged, rejected))
-    assert stale.open[FACT.name] == {day(2): StaleReason({STAGED.name: changed.records[-1]})}
+    assert stale.open[FACT.name] == {
+        day(2): StaleReason({STAGED.name: changed.records[-1]}),
+        **never_built,
+    }
     assert stale.on_hold == {}
 
 
@@ -316,6 +320,12 @@ def test_no_day_is_stale_after_one_that_lacks_another_input():
         1: StaleReason({CURRENT.name: change}),
         2: StaleReason({CURRENT.name: change}),
     }
+
+
+def test_no_day_is_stale_after_one_that_is_not_there():
+    """Nothing is known of day 3, so that the days after it cannot be built upon day 2."""
+    tables = value_ledgers((1, 2, 4, 5), values_built(0, 1, 2, 4, 5), changed=[1])
+    assert by_number(stale_days(*tables).open[VALUES.name]).keys() == {1, 2}
 
 
 def test_the_days_after_a_stale_day_are_final_if_they_are():

@@ -278,12 +278,8 @@ class RecordedReach:
         published = source.published_days
 
         def days_of(day: date) -> Collection[date]:
-            input_days = {
-                d
-                for d in recorded_days.get(day, set()) | unknown_days
-                if d in published and d >= day
-            }
-            return sorted(input_days | {day})
+            input_days = recorded_days.get(day, set()) | unknown_days
+            return [day, *sorted(d for d in input_days if d in published and d > day)]
 
         return days_of
 

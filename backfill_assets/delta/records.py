@@ -245,8 +245,8 @@ def _to_published_day(
     verdict: Verdict,
     fingerprint: str,
     numbers: Mapping[str, Any],
-    made_under: str = "",
-    provenance: Provenance | None = None,
+    made_under: str,
+    provenance: Provenance | None,
 ) -> PublishedDay:
     """The published day of a passed verdict."""
     measured = verdict.metrics
@@ -463,7 +463,7 @@ def decode_version(line: bytes) -> int | None:
     """The version of a line of the commit cache; None if the line has an unknown form."""
     try:
         return decode_commit(line).version
-    except (msgspec.ValidationError, ValueError):
+    except ValueError:
         return None
 
 

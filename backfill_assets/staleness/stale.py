@@ -184,7 +184,7 @@ def _newer_inputs(
             if built is None and day not in ledger.on_hold:
                 # Undo commits of an earlier release record the version only.
                 built = ledger.revocations.get(day)
-            if _is_older(built, day, ledgers[source], needed[day], is_self=source == table):
+            if _is_older(built, ledgers[source], needed[day], is_self=source == table):
                 newer[table][day][source] = needed[day]
     for table, ledger in ledgers.items():
         if ledger.references:
@@ -239,7 +239,7 @@ def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
 
 
 def _is_older(
-    built: CommitRecord | None, day: date, source: Ledger, needed: CommitRecord, *, is_self: bool
+    built: CommitRecord | None, source: Ledger, needed: CommitRecord, *, is_self: bool
 ) -> bool:
     """Return whether a day was built before an input's commit, or from a table replaced since.
 
