@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 
 #: Whoever asks for one of them, by other fixtures as well, starts Spark.
-SPARK_FIXTURES = frozenset(["engine", "pipeline", "small_data_engine", "spark"])
+SPARK_FIXTURES = frozenset(["engine", "one_session_engine", "pipeline", "spark"])
 #: Examples of a random test, at most.
 MAX_EXAMPLES = 20
 
