@@ -24,23 +24,29 @@ from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
-# what Spark would generate is interpreted, and the JVM compiles but lightly. (Half of the CPU of an
-# engine that compiled well went into compiling, still after ten minutes.)
+# what Spark would generate is interpreted, and the JVM compiles but lightly.
 SMALL = {
     **SMALL_DATA_CONF,
     "spark.default.parallelism": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": (
-        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
-    ),
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
     "spark.databricks.delta.snapshotPartitions": "1",
     # Each call of PySpark would look for IPython and tell the JVM where it stands in the source.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # The text of each plan, for a page that nobody opens.
     "spark.sql.ui.explainMode": "simple",
-    # With 2 GB, the JVM of a whole run of CI spent most of its last minutes on collecting garbage.
+    "spark.driver.memory": "2g",
+}
+#: For the suite's own engine: as it lasts, it is worth it to compile well. With 2 GB, the JVM of a
+#: whole run of CI spent most of its last minutes on collecting garbage. Its session for many rows
+#: has adaptive execution, as where nobody sets that.
+LASTING = {
+    **SMALL,
+    SHUFFLE_PARTITIONS: "2",
+    ADAPTIVE_EXECUTION: "true",
     "spark.driver.memory": "4g",
+    "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
 
 
@@ -116,9 +122,7 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(spark_cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    # For what reads many rows, and for what tests ask of the session themselves.
-    many_rows_conf = {SHUFFLE_PARTITIONS: "2", ADAPTIVE_EXECUTION: "true"}
-    local_conf = (SMALL | many_rows_conf) if master.startswith("local") else spark_cluster.SMALL
+    local_conf = LASTING if master.startswith("local") else spark_cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else local_conf
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())

@@ -163,7 +163,8 @@ def check_password(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock|mutants)": check_recipe,
+    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock)": check_recipe,
+    r"make mutants": check_recipe,
     r"make lock ARGS=--upgrade": check_recipe,
     r"make test (ARGS|MARKERS)='[^']*'": check_recipe,
     r"make mutants ARGS=('[^']*'|\S+)": check_recipe,
