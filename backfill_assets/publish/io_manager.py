@@ -169,7 +169,7 @@ class DeltaIOManager(publisher.Publisher):
                         for d in results
                         if d.outcome is Outcome.FAILED
                     }
-                    self._failed_days[run_id, name] = {**failed}  # later steps read it
+                    self.note_failed_days(run_id, name, failed)
                     outcome_counts.update(d.outcome.value for d in results)
                     task_figures = task_metadata(tasks.read_times())
                     table = candidate.plan.table

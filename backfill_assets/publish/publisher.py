@@ -133,6 +133,10 @@ class Publisher(dg.ConfigurableIOManager):
         entries = list(self._failed_days.items())
         return {name: dict(days) for (run, name), days in entries if run == run_id}
 
+    def note_failed_days(self, run_id: str, table_name: str, failed: Mapping[date, str]) -> None:
+        """Note all days of a table that a run has not published so far: later steps read them."""
+        self._failed_days[run_id, table_name] = {**failed}
+
     def request_for_run(
         self, table: Table, run_id: str, tags: Mapping[str, str], window: Window
     ) -> types.RunRequest:
