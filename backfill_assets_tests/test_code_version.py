@@ -1,8 +1,13 @@
 """The code version of a table: which changes of a project and of this package change it."""
 
+import importlib
+import os
+import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,7 +24,7 @@ from backfill_assets.tables.code_version import (
     running_code,
     table_versions,
 )
-from backfill_assets.tables.graph import tables_of
+from backfill_assets.tables.graph import load_tables, tables_of
 from backfill_assets_guide.examples.web_events import TABLES as WEB_EVENTS
 
 IMPORTS = """
@@ -103,6 +108,7 @@ from shop.refunds import refunds
 from shop.spend import spend
 
 TABLES = [*ORDERS, spend, refunds]
+REORDERED = [*ORDERS, refunds, spend]
 """,
     "shop_rules.py": "def scaled(amount):\n    return amount\n",
 }
@@ -127,6 +133,8 @@ def project(tmp_path_factory):
     names = {name.partition("/")[0].removesuffix(".py") for name in PROJECT}
     for module in [name for name in sys.modules if name.partition(".")[0] in names]:
         del sys.modules[module]
+    # And a process that runs these tests twice has another project then.
+    load_tables.cache_clear()
 
 
 def table_code() -> Code:
@@ -139,6 +147,25 @@ def test_the_running_code(project):
     assert (code.version, code.tables) == (table_code().version, table_code().tables)
     # The project is in no repository, whatever this package is in.
     assert (code.commit, code.dirty) == ("", None)
+
+
+def test_the_commit_of_a_project_without_a_repository_is_the_one_that_its_deployment_says(project):
+    settings = load_settings(tables="shop.tables:TABLES", git_commit="0123abc")
+    code = running_code(settings)
+    assert (code.commit, code.dirty) == ("0123abc", None)
+
+
+def test_the_order_in_which_tables_are_declared_counts_for_nothing(project):
+    versions = [
+        running_code(load_settings(tables=f"shop.tables:{name}")).version
+        for name in ("TABLES", "REORDERED")
+    ]
+    assert versions[0] == versions[1]
+
+
+def test_of_an_asset_its_module_and_what_that_imports_count(project):
+    digest = SourceFiles().modules_digest(["shop.helpers"])
+    assert asset_version("shop.helpers") == f"asset-1-{digest}"
 
 
 #: What changes, by name: the file, the old and the new text, and the tables that are other code.
@@ -255,15 +282,20 @@ def test_a_library_that_is_declared_counts_by_its_version(project, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dependency", "message"),
+    ("dependency", "said"),
     [
-        ("no_such_module", "no_such_module.*neither a module of the project nor"),
-        (Path("/nowhere/rates.csv"), r"/nowhere/rates\.csv.*No such file"),
+        (
+            "no_such_module",
+            "'no_such_module': it is neither a module of the project nor one of an installed "
+            "distribution",
+        ),
+        (Path("/nowhere/rates.csv"), "'/nowhere/rates.csv': No such file or directory"),
     ],
 )
-def test_a_declared_dependency_that_is_not_there(dependency, message):
-    with pytest.raises(SettingsError, match=message):
+def test_a_declared_dependency_that_is_not_there(dependency, said):
+    with pytest.raises(SettingsError) as raised:
         SourceFiles().modules_digest([], [dependency])
+    assert str(raised.value) == f"bad settings: depends_on={said}"
 
 
 def test_modules_that_swap_their_contents_are_other_code(project):
@@ -281,8 +313,11 @@ def test_modules_that_swap_their_contents_are_other_code(project):
 
 
 def test_a_module_without_source():
-    with pytest.raises(SettingsError, match="nowhere, which declares a table, has no source file"):
+    with pytest.raises(SettingsError) as raised:
         SourceFiles().modules_digest(["nowhere"])
+    assert str(raised.value) == (
+        "bad settings: nowhere, which declares a table, has no source file"
+    )
     assert asset_version("nowhere") == ""
 
 
@@ -295,6 +330,9 @@ def test_the_old_name_of_the_examples_is_the_same_code(tmp_path, monkeypatch):
 
     old, new = map(digest_import, ("backfill_assets.examples", "backfill_assets_guide.examples"))
     assert old == new != digest_import("backfill_assets")
+
+
+def test_the_old_name_of_the_examples_is_the_same_module():
     code = (
         "import backfill_assets.examples.customers as by_old_name\n"
         "import backfill_assets_guide.examples.customers as customers\n"
@@ -333,6 +371,351 @@ def test_a_version_can_be_read(project):
     kind, number, digest = table_code().tables["spend"].split("-")
     assert (kind, number, len(digest)) == ("derived", "1", 12)
     assert table_code().table_version("another") == table_code().version
+
+
+# --- what counts of a source ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def write_project(tmp_path, monkeypatch):
+    """A function that writes files of a project, which replace those of before."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(files: dict[str, str]) -> SourceFiles:
+        write_files(tmp_path, files)
+        importlib.invalidate_caches()
+        return SourceFiles()
+
+    return write
+
+
+#: By what they are: two sources of the same rows.
+SAME_ROWS = {
+    "docstring": ("'''Totals.'''\nx = 1", "x = 1"),
+    "constant that nobody reads": ("x = 1\n...\n'a note'\ny = 2", "x = 1\ny = 2"),
+    "form": ("x = u'a'   # A comment.\ny = (1)", 'x = "a"\ny = 1'),
+    "annotation of a variable": ("x: int = 1", "x = 1"),
+    "annotation alone": ("x: int\ny = 1", "y = 1"),
+    "annotation of a variable in a function": (
+        "def f(a):\n    x: int\n    y: int = a\n    return y",
+        "def f(a):\n    y = a\n    return y",
+    ),
+    "annotations of parameters": (
+        "def f(a: A, /, b: B = 1, *c: C, d: D = 2, **e: E) -> F:\n    return a",
+        "def f(a, /, b=1, *c, d=2, **e):\n    return a",
+    ),
+    "annotations of a coroutine": (
+        "async def f(a: A, /, b: B = 1, *c: C, d: D = 2, **e: E) -> F:\n    x: int = a",
+        "async def f(a, /, b=1, *c, d=2, **e):\n    x = a",
+    ),
+    "annotations in a method": (
+        "class A:\n    def f(self, a: int) -> int:\n        x: int = a\n        y: int\n",
+        "class A:\n    def f(self, a):\n        x = a\n",
+    ),
+    "annotations in a decorated function": (
+        "@f\ndef g(a):\n    x: int = a\n    y: int\n    return x",
+        "@f\ndef g(a):\n    x = a\n    return x",
+    ),
+    "docstring of a class": ("class A:\n    'Rows.'\n    x = 1", "class A:\n    x = 1"),
+    "docstring of a method": (
+        "class A:\n    def f(self):\n        'Rows.'\n        return 1",
+        "class A:\n    def f(self):\n        return 1",
+    ),
+    "within blocks": (
+        "for x in y:\n    'a note'\n    z: int = x\nelse:\n    'a note'\n    w: int = x",
+        "for x in y:\n    z = x\nelse:\n    w = x",
+    ),
+    "within handlers": (
+        "try:\n    x: int = 1\nexcept E:\n    x: int = 2\nfinally:\n    y: int = 3",
+        "try:\n    x = 1\nexcept E:\n    x = 2\nfinally:\n    y = 3",
+    ),
+    "within a match": (
+        "match x:\n    case 1:\n        'one'\n        y: int = 1\n",
+        "match x:\n    case 1:\n        y = 1\n",
+    ),
+    "what type checkers read": (
+        "import typing\nif typing.TYPE_CHECKING:\n    import frames\nx = 1",
+        "import typing\nx = 1",
+    ),
+    "what type checkers read in a function": (
+        "def f():\n    if TYPE_CHECKING:\n        import frames\n    return 1",
+        "def f():\n    return 1",
+    ),
+    "what type checkers do not read": (
+        "if TYPE_CHECKING:\n    import frames\nelif a:\n    x: int = 1\nelse:\n    x: int = 2",
+        "if a:\n    x = 1\nelse:\n    x = 2",
+    ),
+    "place in this package": (
+        "import backfill_assets.orders.tables as t, os",
+        "import backfill_assets.tables.table as t, os",
+    ),
+    "place in this package of a name": (
+        "from backfill_assets.orders.tables import STAGED",
+        "from backfill_assets import STAGED",
+    ),
+    "place of the examples": (
+        "import backfill_assets.examples.a\nfrom backfill_assets.examples import x",
+        "import backfill_assets_guide.examples.a\nfrom backfill_assets_guide.examples import x",
+    ),
+}
+#: By what they are: two sources that may give other rows.
+OTHER_ROWS = {
+    "value": ("x = 1", "x = 2"),
+    "type of a value": ("x = 1", "x = '1'"),
+    "sign of zero": ("x = 0.0", "x = -0.0"),
+    "name": ("x = 1", "y = 1"),
+    "order": ("x = 1\ny = x", "y = x\nx = 1"),
+    "operator": ("x = a + b", "x = a - b"),
+    "default": ("def f(a=1): pass", "def f(a=2): pass"),
+    "kind of a parameter": ("def f(a, /, b): pass", "def f(a, b): pass"),
+    "decorator": ("@f\ndef g(): pass", "@h\ndef g(): pass"),
+    "what a decorator may read": ("@f\ndef g(a: int): pass", "@f\ndef g(a: str): pass"),
+    "what a decorator of a coroutine may read": (
+        "@f\nasync def g(a: int): pass",
+        "@f\nasync def g(a: str): pass",
+    ),
+    "column of a model": ("class A:\n    x: int", "class A:\n    x: str"),
+    "column with a default": ("class A:\n    x: int = 1", "class A:\n    x: str = 1"),
+    "column after a method": (
+        "class A:\n    def f(self): pass\n    x: int",
+        "class A:\n    def f(self): pass\n    x: str",
+    ),
+    "column of a model in a function": (
+        "def f():\n    class A:\n        x: int",
+        "def f():\n    class A:\n        x: str",
+    ),
+    "column in a block": (
+        "class A:\n    if B:\n        x: int",
+        "class A:\n    if B:\n        x: str",
+    ),
+    "call for its effect": ("f()", "pass"),
+    "other condition": ("if CHECKING:\n    x = 1", ""),
+    "other condition of a module": ("if typing.CHECKING:\n    x = 1", ""),
+    "comparison": ("if TYPE_CHECKING == 1:\n    x = 1", ""),
+    "module": ("import one", "import other"),
+    "name of a module": ("import one as x", "import one as y"),
+    "source of a name": ("from one import x", "from other import x"),
+    "this package": ("import backfill_assets", "import backfill_other"),
+    "name of this package": ("from backfill_assets import x", "from backfill_assets import y"),
+    "what begins like this package": (
+        "import backfill_assets_of_others.a",
+        "import backfill_assets_of_others.b",
+    ),
+    "what begins like the examples": (
+        "import backfill_assets.examples_of_others",
+        "import backfill_assets_guide.examples_of_others",
+    ),
+    "level of an import": ("from . import x", "from .. import x"),
+    "import of a sibling": ("from .backfill_assets.a import x", "from .backfill_assets.b import x"),
+}
+
+
+def digest_source(write_project, text: str) -> str:
+    return write_project({"counted.py": text}).modules_digest(["counted"])
+
+
+@pytest.mark.parametrize("sources", SAME_ROWS.values(), ids=SAME_ROWS)
+def test_what_cannot_change_rows_counts_for_nothing(write_project, sources):
+    one, other = (digest_source(write_project, text) for text in sources)
+    assert one == other
+
+
+@pytest.mark.parametrize("sources", OTHER_ROWS.values(), ids=OTHER_ROWS)
+def test_what_can_change_rows_counts(write_project, sources):
+    one, other = (digest_source(write_project, text) for text in sources)
+    assert one != other
+
+
+LASTING = """
+'''Each kind of statement, and of expression.'''
+from __future__ import annotations
+import json as j, os.path
+from . import sibling
+from ..above import Name as Other
+from backfill_assets.orders.tables import STAGED
+
+@j.decorated(1, key="value", *[2], **{"k": None})
+class Model(Other, metaclass=type):
+    column: Decimal(18, 2) = Field(ge=0)
+    other: int
+
+    @property
+    async def method(self, a: int, /, b=1, *c, d=2, **e) -> str:
+        async with a as f, b:
+            await c
+        async for g in d:
+            yield g
+        return f"{e!r:>10} of {self.column}"
+
+def function(x):
+    global y
+    try:
+        y = x[1:2, ...] if x and not y or 1 < x <= 2 else lambda z=1: ~z
+    except (KeyError, ValueError) as error:
+        raise RuntimeError("a") from error
+    else:
+        del y[0]
+    finally:
+        assert x, "text"
+    while True:
+        x += 1
+        if x is None:
+            break
+        elif x in (1, 2.5, 3j, b"bytes", True):
+            continue
+    match x:
+        case {"a": [1, *rest], **others} | Other(b=2) if rest:
+            pass
+        case _:
+            return {n: {m for m in n} for n in x if n}, [*x], (yield from x)
+"""
+
+
+def test_the_version_of_a_project_is_the_same_in_all_releases_and_versions_of_python(write_project):
+    """Else an upgrade makes all days of all tables stale: the code that built them is other code.
+
+    If this fails, tables of a project would be computed again that have the same rows. A digest may
+    change only with a release that says so.
+    """
+    text = {
+        "lasting/__init__.py": "",
+        "lasting/part/__init__.py": "",
+        "lasting/part/all.py": LASTING,
+    }
+    more = {"lasting/part/sibling.py": "x = 1\n", "lasting/above.py": "Name = object\n"}
+    files = write_project({**text, **more, "lasting/rates.csv": "EUR,1\n"})
+    (folder,) = (Path(place) for place in sys.path[:1])
+    depends_on = [folder / "lasting" / "rates.csv", "lasting.above"]
+    assert files.modules_digest(["lasting.part.all"], depends_on) == "c0ea46a91375"
+
+
+# --- which modules count --------------------------------------------------------------------------
+
+PARCELS = {
+    "parcels/__init__.py": "",
+    "parcels/tables/__init__.py": "from .rounding import rounded\n",
+    "parcels/tables/rounding.py": "from decimal import Decimal\n",
+    "parcels/tables/sent.py": """
+import os.path
+import numpy
+import pyspark.sql
+import backfill_assets.orders.tables
+import backfill_assets_guide.examples
+import parcels.weights, parcels_rules as rules
+from . import prices
+from .. import zones
+from ..carriers import rail
+from .deep.down import anything
+from parcels import NAMES, borders
+import nowhere.at_all
+""",
+    "parcels/tables/prices.py": "from .costs import total\n",
+    "parcels/tables/costs.py": "import parcels.tables.prices\n",
+    "parcels/tables/unread.py": "",
+    "parcels/tables/deep/__init__.py": "",
+    "parcels/tables/deep/down/__init__.py": "from .... import top\nfrom . import below\n",
+    "parcels/tables/deep/down/below.py": "",
+    "parcels/weights.py": "def f():\n    import parcels.lazy\n",
+    "parcels/lazy.py": "",
+    "parcels/zones.py": "",
+    "parcels/borders.py": "",
+    "parcels/unread.py": "",
+    "parcels/carriers/__init__.py": "",
+    "parcels/carriers/rail/__init__.py": "",
+    "parcels/carriers/rail.py": "import parcels.unread\n",
+    "parcels/carriers/road.py": "",
+    "parcels_rules.py": "import parcels_folder.inner\n",
+    # A folder without an `__init__.py` is a package as well.
+    "parcels_folder/inner.py": "",
+}
+
+
+def test_all_that_a_module_imports_from_the_project_counts_with_it(write_project):
+    files = write_project(PARCELS)
+    assert files.import_closure(["parcels.tables.sent"]) == {
+        "backfill_assets_guide",
+        "backfill_assets_guide.examples",
+        "parcels",
+        "parcels.tables",
+        "parcels.tables.rounding",
+        "parcels.tables.sent",
+        "parcels.tables.prices",
+        "parcels.tables.costs",
+        "parcels.tables.deep",
+        "parcels.tables.deep.down",
+        "parcels.tables.deep.down.below",
+        "parcels.weights",
+        "parcels.lazy",
+        "parcels.zones",
+        "parcels.borders",
+        "parcels.carriers",
+        "parcels.carriers.rail",
+        "parcels_rules",
+        "parcels_folder.inner",
+    }
+    assert files.import_closure(["parcels.zones", "parcels.borders"]) == {
+        "parcels",
+        "parcels.zones",
+        "parcels.borders",
+    }
+    assert files.import_closure([]) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("parcels", True),
+        ("parcels.tables", True),
+        ("parcels.tables.sent", True),
+        ("parcels_rules", True),
+        ("parcels_folder", False),
+        ("parcels_folder.inner", True),
+        ("parcels_rules.inner", False),
+        ("parcels.nowhere", False),
+        ("nowhere", False),
+        ("", False),
+        ("sys", False),
+        ("json.decoder", False),
+        ("numpy", False),
+        ("pyspark.sql", False),
+        ("backfill_assets.orders.tables", False),
+        ("backfill_assets_guide.examples.customers", True),
+        ("backfill_assets.examples.customers", True),
+        ("parcels_compiled", False),
+        ("parcels_native", False),
+    ],
+)
+def test_the_project_is_what_is_neither_installed_nor_this_package(write_project, module, expected):
+    compiled = {"parcels_compiled.pyc": "", f"parcels_native{EXTENSION_SUFFIXES[0]}": ""}
+    assert write_project({**PARCELS, **compiled}).has_source(module) is expected
+
+
+@pytest.mark.parametrize("library", ["pyspark", "py4j"])
+def test_the_libraries_of_a_spark_distribution_are_not_the_project(
+    write_project, monkeypatch, library
+):
+    """They are on the path, outside of `site-packages`."""
+    monkeypatch.delitem(sys.modules, library)
+    assert not write_project({f"{library}/__init__.py": ""}).has_source(library)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_what_is_installed_is_not_the_project(tmp_path, monkeypatch, folder):
+    write_files(tmp_path / folder, {"bought.py": ""})
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    assert not SourceFiles().has_source("bought")
+
+
+def test_a_script_that_declares_tables_is_a_module(tmp_path, monkeypatch):
+    script = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert not SourceFiles().has_source("__main__")
+    write_files(tmp_path, {"script.py": "x = 1\n"})
+    script.__file__ = str(tmp_path / "script.py")
+    assert SourceFiles().has_source("__main__")
+    version = asset_version("__main__")
+    write_files(tmp_path, {"script.py": "x = 2\n"})
+    assert asset_version("__main__") != version
 
 
 # --- git ------------------------------------------------------------------------------------------
@@ -379,6 +762,9 @@ def test_the_commit_is_that_of_the_module_that_declares_the_tables(package, monk
     run_git(package, "commit", "-m", "tables")
     (package.parent / "alone.py").write_text("TABLES = []\n")
     monkeypatch.syspath_prepend(str(package.parent))
+    # A process that runs this twice has those of the first time.
+    for module in (package.name, f"{package.name}.tables", "alone"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     own_source, alone = (
         _declaring_package(f"{package.name}.tables:TABLES"),
         _declaring_package("alone:TABLES"),
@@ -401,3 +787,47 @@ def test_without_git(package, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert git_state(None, package) == ("", None)
     assert str(Code("v")) == "v (commit unknown)"
+
+
+def test_only_the_file_of_a_module_that_stands_alone_counts(package):
+    alone = package / "alone.py"
+    alone.write_text("TABLES = []\n")
+    run_git(package, "add", "-A")
+    run_git(package, "commit", "-q", "-m", "tables")
+    (package / "rules.py").write_text("W = 8\n")
+    assert git_state(None, alone) == (run_git(package, "rev-parse", "HEAD"), False)
+    alone.write_text("TABLES = [1]\n")
+    assert git_state(None, alone) == (run_git(package, "rev-parse", "HEAD"), True)
+
+
+def test_a_file_that_is_not_in_git_is_a_change_of_the_package(package):
+    (package / "new.py").write_text("")
+    assert git_state(None, package)[1] is True
+
+
+def test_a_repository_without_a_commit(package):
+    """What is there is a change: nothing is committed yet."""
+    run_git(package, "update-ref", "-d", "HEAD")
+    assert git_state("of the image", package) == ("", True)
+
+
+def put_before_git(folder, monkeypatch, *lines):
+    """A `git` that does something else first."""
+    found = shutil.which("git")
+    git = folder / "git"
+    git.write_text("\n".join(["#!/bin/sh", *lines, f'exec {found} "$@"']))
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_it_is_unknown_whether_code_has_changed_where_git_cannot_say(
+    package, tmp_path, monkeypatch
+):
+    put_before_git(tmp_path, monkeypatch, '[ "$3" = status ] && exit 1')
+    assert git_state("of the image", package) == (run_git(package, "rev-parse", "HEAD"), None)
+
+
+def test_git_that_does_not_answer_is_not_waited_for(package, tmp_path, monkeypatch):
+    put_before_git(tmp_path, monkeypatch, "exec sleep 20")
+    monkeypatch.setattr(code_version, "_TIMEOUT", 0.1)
+    assert git_state("of the image", package) == ("of the image", None)
