@@ -17,7 +17,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails
-from backfill_assets.landing.listing import list_landing
+from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.orders.tables import ORDER_LINES, RAW
 from backfill_assets.staleness.impact import ChangeImpact, LogChange, _days_soon_after
@@ -174,6 +174,22 @@ def test_what_lands_during_a_load_counts_for_the_next_one(tmp_path):
     (landing / "orders" / file_path(3, "more.jsonl")).unlink()
     details = details_of_load(landing, log, 3, lands_meanwhile=(4, "more"))
     assert (details.settled, details.unsettled) == ([], ["2024-01-04...2024-01-05"])
+
+
+def test_a_folder_that_was_purged_and_comes_back_meanwhile_counts_for_the_next_load(tmp_path):
+    landing = write_landing(tmp_path, *(f"{n}.jsonl={n}" for n in range(1, 5)))
+    log = load_log(landing, 1, 2, 3, 4, settled=[1, 2, 3, 4])
+    (landing / "orders" / file_path(3, "3.jsonl")).unlink()
+    (landing / "orders" / folder_name(day(3))).rmdir()
+    details = details_of_load(landing, log, 3, lands_meanwhile=(3, "more"))
+    assert (details.settled, details.unsettled) == ([], [])
+
+
+def test_early_lines_in_the_folder_before_a_window_unsettle_its_first_day(tmp_path):
+    landing = write_landing(tmp_path, *(f"{n}.jsonl={n}" for n in range(1, 6)))
+    log = load_log(landing, 1, 2, 3, 4, 5, settled=[1, 2, 3, 4, 5])
+    add_file(landing, 1, "early")
+    assert details_of_load(landing, log, 4).unsettled == ["2024-01-02"]
 
 
 def test_a_day_far_away_is_settled_once_nothing_of_it_is_waited_for_any_more(tmp_path):
