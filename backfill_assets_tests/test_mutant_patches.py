@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+from backfill_assets_tests.helpers.ci_tests import why_not_in_ci
 from backfill_assets_tests.mutants.patches import PROJECT, read_patches
-from backfill_assets_tests.test_promises import why_not_in_ci
 
 
 def test_each_patch_fits_the_code_and_names_tests_of_ci():
