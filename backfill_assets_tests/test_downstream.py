@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from backfill_assets.backfills.downstream import undo_scopes
+from backfill_assets.backfills.changes import DayChange
+from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
-from backfill_assets.delta.records import CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.settings import load_settings
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.planned_tables import after_balance, balance
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
@@ -233,3 +240,217 @@ def test_tables_by_log_day(tables):
         RAW.name: ({4}, set()),
         LATE.name: (set(), {4}),
     }
+
+
+def test_a_scope_says_between_which_versions_a_day_changed(tables):
+    first, followed = (tables.commits[STAGED.name][n] for n in (0, 1))
+    assert tables.extents("nightrun")[STAGED.name] == UndoScope(
+        changes={day(3): DayChange(1, 2, first, followed), day(4): DayChange(1, 2, None, followed)},
+        unchanged={},
+        already_reverted=set(),
+        problems=[],
+    )
+
+
+def test_a_day_that_was_only_accepted_gets_its_old_record_back(tables):
+    accepted = {"run": "accepted", "inputs": {STAGED.name: 2}, "kind": ACCEPTED_CODE}
+    tables.make(FACT, 3, [1, 4], same=[1, 4], **accepted)
+    assert days_by_table(tables.extents("accepted")) == {FACT.name: (set(), {1, 4})}
+    # A run that finds the rows as they are to be leaves nothing to revert.
+    tables.make(FACT, 4, [2], same=[2], run="samerows", inputs={STAGED.name: 2})
+    assert days_by_table(tables.extents("samerows")) == {}
+
+
+@pytest.mark.parametrize(("other", "kept"), [(None, {3}), (3, set()), (4, {3})])
+def test_a_day_with_the_same_rows_gets_no_old_record_if_it_was_made_of_others(tables, other, kept):
+    """Another run has loaded lines of that day, or of another one."""
+    tables.load(3, [5], run="nextnight", touches=[3])
+    if other:
+        tables.load(4, [4], run="thirdrun", touches=[other])
+    tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 4 if other else 3}, same=[3])
+    expected = {RAW.name: ({5}, set()), STAGED.name: (set(), kept)}
+    assert days_by_table(tables.extents("nextnight")) == {
+        name: found for name, found in expected.items() if any(found)
+    }
+
+
+def test_what_another_writer_changed_in_an_input_is_refused(tables):
+    tables.external(RAW, 3, [4])
+    tables.make(STAGED, 3, [4], run="followe2", inputs={RAW.name: 3})
+    assert list_problems(tables.extents("nightrun")) == [
+        "raw_orders [2024-01-04] has been written since, by another writer (DELETE) in version 3; "
+        "undo that first, or leave these days out",
+        "stg_orders [2024-01-04] has been written since, by run followe2 in version 3; "
+        "undo that first, or leave these days out",
+    ]
+    tables.load(4, [5], run="nextnight", touches=[3, 5])
+    tables.external(RAW, 5, [3])
+    tables.make(STAGED, 4, [3, 5], run="followe3", inputs={RAW.name: 5})
+    assert list_problems(tables.extents("nextnight")) == [
+        "stg_orders [2024-01-03] was made of what is to be undone, and of version 5 of raw_orders "
+        "by another writer (DELETE) as well; undo that first, or leave out the days that these "
+        "are made of"
+    ]
+
+
+def test_each_commit_of_others_is_named_with_its_days(tables):
+    tables.load(3, [5], run="nextnight", touches=[3, 4, 5])
+    tables.load(4, [3], run="firstlate", touches=[3])
+    tables.load(5, [4], run="nextlate", touches=[4])
+    tables.make(STAGED, 3, [3, 4, 5], run="followe2", inputs={RAW.name: 5})
+    as_well = "as well; undo that first, or leave out the days that these are made of"
+    made = "was made of what is to be undone, and of version"
+    assert list_problems(tables.extents("nextnight")) == [
+        f"stg_orders [2024-01-03] {made} 4 of raw_orders by run firstlat {as_well}",
+        f"stg_orders [2024-01-04] {made} 5 of raw_orders by run nextlate {as_well}",
+    ]
+
+
+def test_days_that_were_made_by_other_code_meanwhile_are_refused(tables):
+    tables.make(STAGED, 3, [3], run="restaged", inputs={RAW.name: 2}, code="other")
+    tables.make(STAGED, 4, [4], run="reset123", inputs={RAW.name: 2}, config_digest="other")
+    written = "has been written since, by run"
+    assert list_problems(tables.extents("followed")) == [
+        f"stg_orders [2024-01-03] {written} restaged in version 3; undo that first, or leave "
+        "these days out",
+        f"stg_orders [2024-01-04] {written} reset123 in version 4; undo that first, or leave "
+        "these days out",
+    ]
+
+
+def test_days_whose_old_rows_were_made_of_what_is_undone_are_refused(tables):
+    """The load of the fourth day is undone; the rows that a later run replaced are made of it."""
+    tables.make(STAGED, 3, [2, 3, 4], run="restaged", inputs={RAW.name: 2})
+    tables.undo(3, [], to=1, withdrawn=[4], touches=[3, 4])
+    before = "was made of version 2 of raw_orders before, which has been undone since"
+    assert list_problems(tables.extents("restaged")) == [
+        f"stg_orders [2024-01-03...2024-01-04] {before}; undo that undo first, or leave these "
+        "days out"
+    ]
+    assert list_problems(tables.extents("restaged", days(2))) == []
+
+
+# --- a table of its own past ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs() -> InventedRuns:
+    """Five days of balances, each built upon the one before, and of what is made of them."""
+    settings = load_settings(
+        tables="backfill_assets_tests.planned_tables:TABLES", start=START, window_days=2
+    )
+    runs = InventedRuns(Deployment(settings))
+    runs.build(STAGED, (1, 6), run="firstrun")
+    runs.build(balance, (1, 5), run="firstrun")
+    runs.build(after_balance, (1, 5), run="firstrun")
+    return runs
+
+
+def find_scopes(runs, name, only=None):
+    return undo_scopes(runs.ledgers, name, runs.deployment.policy, only)
+
+
+def test_each_day_that_was_built_upon_an_undone_one_goes_with_it(runs):
+    first = runs.ledgers[balance.name].records[0]
+    wrong = runs.build(balance, 2, run="wrongrun")
+    followed = runs.build(balance, (3, 6), run="followed")
+    runs.build(after_balance, (2, 6), run="followed")
+    scopes = find_scopes(runs, "wrongrun")
+    # Day 6 was published first since: it stays, and is stale once the day before is reverted.
+    assert scopes[balance.name] == UndoScope(
+        changes={
+            day(2): DayChange(0, 1, first, wrong),
+            **{day(n): DayChange(1, 2, first, followed) for n in (3, 4, 5)},
+        },
+        unchanged={},
+        already_reverted=set(),
+        problems=[],
+    )
+    assert days_by_table(scopes) == {
+        balance.name: ({2, 3, 4, 5}, set()),
+        after_balance.name: ({2, 3, 4, 5}, set()),
+    }
+    assert list_problems(scopes) == []
+
+
+def test_a_chain_ends_where_days_were_not_built_anew(runs):
+    runs.build(balance, 2, run="wrongrun")
+    runs.build(balance, 4, 5, run="followed")
+    assert days_by_table(find_scopes(runs, "wrongrun")) == {balance.name: ({2}, set())}
+    # Days with the same rows as before are spoken of, and those upon them stay.
+    runs.build(balance, 3, run="followe2", same=days(3))
+    runs.build(balance, 4, run="followe3")
+    assert days_by_table(find_scopes(runs, "wrongrun")) == {balance.name: ({2}, {3})}
+
+
+def test_days_of_the_run_that_are_left_out_stay(runs):
+    runs.build(balance, (2, 4), run="wrongrun")
+    runs.build(balance, 5, run="followed")
+    assert days_by_table(find_scopes(runs, "wrongrun", days(2, 4))) == {
+        balance.name: ({2, 4, 5}, set())
+    }
+
+
+def test_a_day_that_was_taken_back_meanwhile_is_published_first_since(runs):
+    runs.build(balance, revoked=days(3), run="tookback")
+    runs.build(balance, 2, run="wrongrun")
+    runs.build(balance, 3, 4, run="followed")
+    assert days_by_table(find_scopes(runs, "wrongrun")) == {balance.name: ({2}, set())}
+
+
+def test_a_day_with_other_new_input_stays(runs):
+    runs.build(balance, 2, run="wrongrun")
+    runs.build(STAGED, 3, run="restaged")
+    runs.build(balance, (3, 4), run="followed")
+    assert days_by_table(find_scopes(runs, "wrongrun")) == {balance.name: ({2}, set())}
+
+
+def test_a_day_upon_one_that_was_put_back_stays(runs):
+    runs.build(balance, 2, run="wrongrun")
+    undone = {"as of": {"0": [str(day(2))]}}
+    runs.build(balance, 2, run="undo0002", **undone)
+    runs.build(balance, 3, run="followed")
+    scopes = find_scopes(runs, "wrongrun")
+    assert days_by_table(scopes) == {}
+    assert scopes[balance.name].already_reverted == days(2)
+
+
+def test_a_day_upon_one_that_others_changed_as_well_is_refused(runs):
+    runs.build(STAGED, 3, run="wrongrun")
+    runs.build(balance, 2, run="another1")
+    runs.build(balance, 3, run="followed")
+    runs.build(balance, 4, run="followed")
+    scopes = find_scopes(runs, "wrongrun")
+    assert days_by_table(scopes) == {STAGED.name: ({3}, set()), balance.name: ({3, 4}, set())}
+    assert list_problems(scopes) == [
+        "balance [2024-01-03] was made of what is to be undone, and of version 1 of balance by "
+        "run another1 as well; undo that first, or leave out the days that these are made of"
+    ]
+    # What the advice says leads there.
+    scopes = find_scopes(runs, "another1")
+    assert days_by_table(scopes) == {balance.name: ({2}, set())}
+
+
+def test_days_upon_one_of_another_writer_are_refused(runs):
+    runs.build(STAGED, 3, run="wrongrun")
+    runs.ledgers[balance.name] = replace(
+        runs.ledgers[balance.name],
+        version=1,
+        external_commits=[ExternalCommit(1, "UPDATE", days(2))],
+    )
+    runs.build(balance, 3, run="followed")
+    assert list_problems(find_scopes(runs, "wrongrun")) == [
+        "balance [2024-01-03] was made of what is to be undone, and of version 1 of balance by "
+        "another writer (UPDATE) as well; undo that first, or leave out the days that these are "
+        "made of"
+    ]
+
+
+def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
+    runs.build(balance, 2, 3, run="wrongrun")
+    runs.build(balance, 3, run="rebuilds")
+    runs.build(balance, 2, run="undo0002", **{"as of": {"0": [str(day(2))]}})
+    assert list_problems(find_scopes(runs, "rebuilds")) == [
+        "balance [2024-01-03] was made of version 1 of balance before, which has been undone "
+        "since; undo that undo first, or leave these days out"
+    ]

@@ -29,11 +29,23 @@ class InventedRuns:
         self.ledgers = {name: Ledger(table) for name, table in deployment.tables.items()}
 
     def build(
-        self, table: Table, *spans: int | tuple[int, int], code: str = CODE.version, **more: Any
+        self,
+        table: Table,
+        *spans: int | tuple[int, int],
+        code: str = CODE.version,
+        same: Iterable[date] = (),
+        revoked: Iterable[date] = (),
+        **more: Any,
     ) -> CommitRecord:
         """Commit days of a table, from what its inputs hold now.
 
-        `more` are arguments of `record`, and `numbers`, `nulls` and `fingerprint` of each day.
+        Args:
+            table: the table.
+            spans: the days that are published.
+            code: the version of the code.
+            same: those of them whose rows are the same as before.
+            revoked: days that are published no more.
+            more: arguments of `record`, and `numbers`, `nulls` and `fingerprint` of each day.
         """
         name, published = table.name, days(*spans)
         inputs = self.deployment.graph.inputs[name]
@@ -51,12 +63,22 @@ class InventedRuns:
             "references": dict(ledger.references),
             **more,
         }
-        commit = msgspec.structs.replace(record(version, published, **options), code_version=code)
+        commit = msgspec.structs.replace(
+            record(version, published, **options),
+            code_version=code,
+            since=version - 1,
+            written_days=published.difference(same),
+            revoked_days=frozenset(revoked),
+        )
         # A day of a stateful table is built from the day before in the same commit.
         self._append(name, commit)
         digests = input_digests(inputs, self.ledgers, published, ledger.references)
         built = {
-            d: msgspec.structs.replace(built_day, **{"fingerprint": digests[d], **of_day})
+            d: msgspec.structs.replace(
+                built_day,
+                digest=ledger.latest[d].days[d].digest if d in same else built_day.digest,
+                **{"fingerprint": digests[d], **of_day},
+            )
             for d, built_day in commit.days.items()
         }
         self.ledgers[name] = ledger
