@@ -1,10 +1,10 @@
 """`make mutants`: changes the code that decides, bit by bit, and tells which changes no test sees.
 
-    python -m backfill_assets_tests.mutants [NAME ...] [--survivors | --score]
+    python -m backfill_assets_tests.mutants [NAME ...] [--survivors] [--tests FILE] [--score]
     python -m backfill_assets_tests.mutants --patches ...
 
-Without names, all mutants are made and tested anew. A name is a part of the name of a module, or
-the full name of a mutant.
+A name is a part of the name of a module, or the full name of a mutant. Without names, all mutants
+are made anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import sys
 
-from backfill_assets_tests.mutants.runs import run_mutmut
+from backfill_assets_tests.mutants.runs import make_mutants, run_mutants
 from backfill_assets_tests.mutants.score import print_score, read_mutants, select_mutants
 
 _PATCHES = "backfill_assets_tests.mutants.patches"
@@ -29,15 +29,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="part of a module's name, or a mutant's full name")
     parser.add_argument("--survivors", action="store_true", help="test only what survived before")
+    parser.add_argument("--tests", nargs="+", default=[], help="files of tests, instead of all")
     parser.add_argument("--score", action="store_true", help="test nothing: print the last results")
     arguments = parser.parse_args()
     if not arguments.score:
-        names = arguments.names
-        if arguments.survivors:
-            chosen = select_mutants(read_mutants(), names)
-            names = [mutant.name for mutant in chosen if not mutant.killed]
-        if names or not arguments.survivors:
-            run_mutmut(names)
+        make_mutants(afresh=not arguments.names and not arguments.survivors)
+        mutants = select_mutants(read_mutants(), arguments.names)
+        alive = [mutant for mutant in mutants if not mutant.killed]
+        run_mutants(alive if arguments.survivors else mutants, arguments.tests)
     sys.exit(not print_score(read_mutants(), arguments.names))
 
 

@@ -40,7 +40,7 @@ from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
-from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.conftest import LASTING
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order, run_verify
 
@@ -507,7 +507,7 @@ def deployed(monkeypatch) -> Iterator[Callable[[Settings], None]]:
     """Sets the environment to that of a deployment."""
     if "SPARK_REMOTE" not in os.environ:
         monkeypatch.setenv("BACKFILL_ASSETS_SPARK_MASTER", "local[2]")
-        monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
+        monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(LASTING))
 
     def deploy(settings: Settings) -> None:
         for name in ("landing", "warehouse", "end"):

@@ -1,0 +1,144 @@
+"""The session of pytest that tests mutants, on the copy of the project that has them.
+
+    python -m backfill_assets_tests.mutants.session WANTED RESULTS ARGUMENT ...
+
+All tests run once, which tells what functions each of them reaches, and in which time. Then a
+process is forked for each mutant. It runs the tests that reach its function, the shortest first, to
+the first that fails. All is imported and collected by then: a mutant takes milliseconds where
+mutmut, which has pytest begin anew, takes a second. Its time is limited in CPU seconds, of which a
+loaded machine does not take more.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+from math import ceil
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+from mutmut.utils.format_utils import mangled_name_from_mutant_name
+
+#: Exit codes, as mutmut reads them.
+_SURVIVED, _KILLED, _INTERNAL_ERROR, _NO_TESTS = 0, 1, 3, 33
+#: CPU seconds of a mutant: so many, and so many times what its tests take without it.
+_BASE_SECONDS, _SECONDS_FACTOR = 5, 5
+#: Wall seconds of a test. Who waits for what does not come takes no CPU.
+_WAITING_SECONDS = 300
+_REPORTED_EVERY = 100
+
+
+class MutantSession:
+    """pytest plugin: runs all tests, then those that each mutant needs, in forks."""
+
+    def __init__(self, mutants: Sequence[str], results: TextIO) -> None:
+        self._mutants = mutants
+        self._results = results
+        self._processes = os.cpu_count() or 1
+        self._mutant_by_pid: dict[int, str] = {}
+        self._in_fork = False
+        self._tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+        self._seconds: dict[pytest.Item, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests in place of pytest's own loop."""
+        if session.testsfailed:
+            raise session.Interrupted("a file of tests cannot be collected")
+        self._run_unchanged(session.items)
+        if not session.testsfailed:
+            gc.freeze()
+            for number, mutant in enumerate(self._mutants):
+                self._test_mutant(mutant, session)
+                if number % _REPORTED_EVERY == 0:
+                    print(f"{number} of {len(self._mutants)} mutants", file=sys.stderr)
+            while self._mutant_by_pid:
+                self._await_one()
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """End at the first failure: the mutant is killed."""
+        if self._in_fork and report.failed:
+            os._exit(_KILLED)
+
+    def _run_unchanged(self, items: Sequence[pytest.Item]) -> None:
+        set_mutant_under_test("stats")
+        reached = state()._stats
+        for item, next_item in zip_longest(items, items[1:]):
+            began = time.process_time()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            self._seconds[item] = time.process_time() - began
+            for function in reached:
+                self._tests[function].append(item)
+            reached.clear()
+        set_mutant_under_test("")
+
+    def _test_mutant(self, mutant: str, session: pytest.Session) -> None:
+        items = self._tests[mangled_name_from_mutant_name(mutant)]
+        if not items:
+            self._note(mutant, _NO_TESTS)
+            return
+        if len(self._mutant_by_pid) == self._processes:
+            self._await_one()
+        pid = os.fork()
+        if pid:
+            self._mutant_by_pid[pid] = mutant
+            return
+        code = _INTERNAL_ERROR
+        try:
+            self._in_fork = True
+            _be_silent()
+            session.config.pluginmanager.unregister(name="terminalreporter")
+            seconds = ceil(_BASE_SECONDS + _SECONDS_FACTOR * sum(self._seconds[i] for i in items))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+            set_mutant_under_test(mutant)
+            items = sorted(items, key=self._seconds.__getitem__)
+            for item, next_item in zip_longest(items, items[1:]):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            code = _SURVIVED
+        finally:
+            os._exit(code)
+
+    def _await_one(self) -> None:
+        """Note what became of the next mutant that ends; a test may have left other processes."""
+        mutant = None
+        while mutant is None:
+            pid, status = os.wait()
+            mutant = self._mutant_by_pid.pop(pid, None)
+        self._note(mutant, os.waitstatus_to_exitcode(status))
+
+    def _note(self, mutant: str, exit_code: int) -> None:
+        self._results.write(json.dumps([mutant, exit_code]) + "\n")
+        self._results.flush()
+
+
+def _be_silent() -> None:
+    """Also what this process starts prints nothing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def main() -> None:
+    """Run the session of the command line."""
+    wanted, results, *arguments = sys.argv[1:]
+    mutants = json.loads(Path(wanted).read_text())
+    with Path(results).open("w") as stream:
+        plugin = MutantSession(mutants, stream)
+        # Output is captured in memory: forks would share a file.
+        options = ["--rootdir=.", "--capture=sys", f"--timeout={_WAITING_SECONDS}"]
+        sys.exit(pytest.main([*options, *arguments], plugins=[plugin]))
+
+
+if __name__ == "__main__":
+    main()
