@@ -266,7 +266,7 @@ def digest_text(sums: Mapping[str, int | None], struct: T.StructType) -> str:
 
 def sum_digests(digests: Iterable[str]) -> str:
     """The digest of the rows of several days together."""
-    parts = [digest.split("-") for digest in digests if digest != "0-0-0"]
+    parts = [digest.split("-") for digest in digests]
     sums = [f"{sum(int(part[n], 16) for part in parts):x}" for n in range(3)]
     return "-".join([*sums, *dict.fromkeys(kind for part in parts for kind in part[3:])])
 

@@ -512,14 +512,14 @@ def _count_outcomes(
     """Count the imported rows of the raw log by outcome, by the rules of staging."""
     policy = source.policy(deployment.settings)
     late, early = (
-        ~dedup.within_window(policy.window_days),
+        ~F.expr(dedup.within_window(policy.window_days)),
         F.col("event_date") < F.lit(policy.start),
     )
     versions = dedup.greatest_first(source, *source.key)
     outcome = (
         F.when(early, "early")
         .when(late, "late")
-        .when(dedup.is_superseded(versions, policy.window_days), "superseded")
+        .when(F.expr(dedup.is_superseded(versions, policy.window_days)), "superseded")
         .otherwise("staged")
     )
     rows = dedup.with_event_day(raw, source, deployment.settings.timezone).withColumn(

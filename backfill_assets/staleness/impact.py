@@ -136,10 +136,9 @@ def _changed_event_days(
     sides = _both_sides(previous, current)
     versions = dedup.greatest_first(source, "_side", *source.key)
     columns = source.staged.columns
-    staged = dedup.within_window(policy.window_days) & ~dedup.is_superseded(
-        versions, policy.window_days
-    )
-    counts = dedup.is_latest(versions, policy.window_days, corrects=policy.corrects)
+    in_time = F.expr(dedup.within_window(policy.window_days))
+    staged = in_time & ~F.expr(dedup.is_superseded(versions, policy.window_days))
+    counts = F.expr(dedup.is_latest(versions, policy.window_days, corrects=policy.corrects))
     ranked = sides.select(
         *columns, _signed_side(staged).alias("_staged"), _signed_side(counts).alias("_counts")
     )

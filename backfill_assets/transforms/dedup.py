@@ -2,17 +2,20 @@
 
 A version of a key with event day D counts if and only if it was logged by D + W, and no greater
 version of the same key was logged by D + W; W is the reprocessing window in days.
+
+The rule is SQL text, which any engine can run. The columns of a line are its fields, `log_date` and
+`event_date`, see `with_event_day`.
 """
 
+from collections.abc import Iterable
 from decimal import Decimal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window as SqlWindow
-from pyspark.sql.window import WindowSpec
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import Reach
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.tables.derived import FIRST_FOR_DAY, LAST_FOR_DAY
 from backfill_assets.tables.sources import Source
 
@@ -35,37 +38,45 @@ def line_amount(source: Source) -> Column:
     return F.col(source.amount) if source.amount else F.lit(Decimal("0.00"))
 
 
-def greatest_first(source: Source, *partition: str) -> WindowSpec:
-    """Versions in descending order: the first one of a key counts.
+def greatest_first(source: Source, *partition: str) -> str:
+    """The SQL window of the versions with the same values in some columns, in descending order.
 
-    The fields that are neither key nor time come last, in reverse order; they only make the order
-    of the same lines deterministic.
+    The first one of a key counts. The fields that are neither key nor time come last, in reverse
+    order; they only make the order of the same lines deterministic.
     """
     times = (source.event_time, source.version_time)
     others = [name for name in source.fields if name not in (*source.key, *times)]
-    return SqlWindow.partitionBy(*partition).orderBy(
-        F.greatest(*times).desc(),
-        *(F.desc(name) for name in ("log_date", *times)),
-        *(F.desc_nulls_last(name) for name in reversed(others)),
-    )
+    names = ["log_date", *times, *reversed(others)]
+    values = [f"greatest({_quote_names(times)})", *map(quote_name, names)]
+    order = ", ".join(f"{value} DESC NULLS LAST" for value in values)
+    return f"PARTITION BY {_quote_names(partition)} ORDER BY {order}"
 
 
-def is_superseded(versions: WindowSpec, window_days: int) -> Column:
+def _quote_names(names: Iterable[str]) -> str:
+    return ", ".join(map(quote_name, names))
+
+
+def _first_of_greater(day: str, versions: str) -> str:
+    """The first of the days of the versions that are greater than a row; null if it is greatest."""
+    return f"min({day}) OVER ({versions} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+
+
+def is_superseded(versions: str, window_days: int) -> str:
     """Whether a greater version was logged while the window of the row's event day was open.
 
-    The earliest log day of the greater versions decides whether any of them came in time.
+    `versions` is of `greatest_first`. The earliest log day of the greater versions decides whether
+    any of them came in time.
     """
-    greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
-    days_until = F.datediff(F.min("log_date").over(greater), F.col("event_date"))
-    return F.coalesce(days_until <= window_days, F.lit(False))
+    greater_logged = _first_of_greater("log_date", versions)
+    return f"coalesce(datediff({greater_logged}, event_date) <= {window_days}, false)"
 
 
-def within_window(window_days: int) -> Column:
+def within_window(window_days: int) -> str:
     """Whether a raw row was logged within the reprocessing window of its event day."""
-    return F.datediff("log_date", "event_date") <= window_days
+    return f"datediff(log_date, event_date) <= {window_days}"
 
 
-def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
+def is_latest(versions: str, window_days: int, *, corrects: bool) -> str:
     """Whether a version is the one that counts with everything known now.
 
     It is the greatest version of a key, whenever it was logged. If late lines are dropped
@@ -73,14 +84,12 @@ def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Colu
     from a day that was still open is removed from that day, as in staging.
     """
     if corrects:
-        return F.row_number().over(versions) == 1
-    greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
+        return f"row_number() OVER ({versions}) = 1"
+    in_time = within_window(window_days)
     # A version that was in time for its own day supersedes others, whenever it was logged.
-    since = F.when(within_window(window_days), F.lit("0001-01-01").cast("date")).otherwise(
-        F.col("log_date")
-    )
-    days_until = F.datediff(F.min(since).over(greater), F.col("event_date"))
-    return within_window(window_days) & F.coalesce(days_until > window_days, F.lit(True))
+    since = f"CASE WHEN {in_time} THEN DATE'0001-01-01' ELSE log_date END"
+    days_until = f"datediff({_first_of_greater(since, versions)}, event_date)"
+    return f"{in_time} AND coalesce({days_until} > {window_days}, true)"
 
 
 def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
@@ -97,8 +106,8 @@ def rank_lines(raw: DataFrame, source: Source, window_days: int, *, corrects: bo
     versions = greatest_first(source, *source.key)
     return raw.select(
         *source.staged.columns,
-        is_superseded(versions, window_days).alias(_SUPERSEDED_IN_WINDOW),
-        (~is_latest(versions, window_days, corrects=corrects)).alias(_SUPERSEDED_NOW),
+        F.expr(is_superseded(versions, window_days)).alias(_SUPERSEDED_IN_WINDOW),
+        (~F.expr(is_latest(versions, window_days, corrects=corrects))).alias(_SUPERSEDED_NOW),
     )
 
 
@@ -124,12 +133,26 @@ def rank_all(
     `lines` is the result of `rank_lines`, with the same `corrects`, for all log days with lines of
     the keys of the window's days.
     """
-    late = F.lit(not corrects) & ~within_window(window_days)
+    counting = "true" if corrects else within_window(window_days)
     return (
         lines.where(window.sql_condition("event_date"))
-        .where(~late)
+        .where(counting)
         .select(*source.staged.columns, F.col(_SUPERSEDED_NOW).alias(SUPERSEDED))
     )
+
+
+def known_days(source: Source, reach: Reach, days: Window) -> dict[str, str]:
+    """The SQL of the first and the last of some days on which a row counts, by column.
+
+    It counts while it is the greatest version, and its event day is in the reach. If the last day
+    is before the first, it never does.
+    """
+    superseded_on = _first_of_greater("log_date", greatest_first(source, *source.key))
+    until = f"date_add(event_date, {reach.before}), date_sub({superseded_on}, 1)"
+    return {
+        FIRST_FOR_DAY: f"greatest(log_date, DATE'{days.start}')",
+        LAST_FOR_DAY: f"least({until}, DATE'{days.end - DAY}')",
+    }
 
 
 def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> DataFrame:
@@ -146,13 +169,7 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
         The columns of staging, and `first_for_day` and `last_for_day`: the days on which the row
         was the greatest version, and its event day counts. `log_date` is never after them.
     """
-    greater = greatest_first(source, *source.key).rowsBetween(SqlWindow.unboundedPreceding, -1)
-    superseded_on = F.min("log_date").over(greater)
-    until = F.least(F.date_add("event_date", reach.before), F.date_sub(superseded_on, 1))
-    ends = {
-        FIRST_FOR_DAY: F.greatest("log_date", F.lit(days.start)),
-        LAST_FOR_DAY: F.least(until, F.lit(days.end - DAY)),
-    }
+    ends = {name: F.expr(day) for name, day in known_days(source, reach, days).items()}
     return (
         raw.withColumns(ends)
         .where(F.col(FIRST_FOR_DAY) <= F.col(LAST_FOR_DAY))
