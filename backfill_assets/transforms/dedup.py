@@ -56,7 +56,7 @@ def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(map(quote_name, names))
 
 
-def _first_of_greater(day: str, versions: str) -> str:
+def _first_of_greater(versions: str, day: str = "log_date") -> str:
     """The first of the days of the versions that are greater than a row; null if it is greatest."""
     return f"min({day}) OVER ({versions} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
 
@@ -67,8 +67,8 @@ def is_superseded(versions: str, window_days: int) -> str:
     `versions` is of `greatest_first`. The earliest log day of the greater versions decides whether
     any of them came in time.
     """
-    greater_logged = _first_of_greater("log_date", versions)
-    return f"coalesce(datediff({greater_logged}, event_date) <= {window_days}, false)"
+    days_until = f"datediff({_first_of_greater(versions)}, event_date)"
+    return f"coalesce({days_until} <= {window_days}, false)"
 
 
 def within_window(window_days: int) -> str:
@@ -88,7 +88,7 @@ def is_latest(versions: str, window_days: int, *, corrects: bool) -> str:
     in_time = within_window(window_days)
     # A version that was in time for its own day supersedes others, whenever it was logged.
     since = f"CASE WHEN {in_time} THEN DATE'0001-01-01' ELSE log_date END"
-    days_until = f"datediff({_first_of_greater(since, versions)}, event_date)"
+    days_until = f"datediff({_first_of_greater(versions, since)}, event_date)"
     return f"{in_time} AND coalesce({days_until} > {window_days}, true)"
 
 
@@ -147,7 +147,7 @@ def known_days(source: Source, reach: Reach, days: Window) -> dict[str, str]:
     It counts while it is the greatest version, and its event day is in the reach. If the last day
     is before the first, it never does.
     """
-    superseded_on = _first_of_greater("log_date", greatest_first(source, *source.key))
+    superseded_on = _first_of_greater(greatest_first(source, *source.key))
     until = f"date_add(event_date, {reach.before}), date_sub({superseded_on}, 1)"
     return {
         FIRST_FOR_DAY: f"greatest(log_date, DATE'{days.start}')",
