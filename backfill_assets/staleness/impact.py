@@ -94,19 +94,19 @@ def impact_of(
         )
     with cache_frames() as cache:
         old_versions = _row_versions(before.all_rows, source, timezone)
-        rows = new_versions
+        key = list(source.key)
+        # Of days that are published for the first time, all lines are new.
+        keys = new_versions.select(*key)
         if changed & published_days:
             sides = _both_sides(old_versions.where(changed_days), new_versions)
             copies = sides.groupBy(*new_versions.columns).agg(F.sum("_side").alias("_side"))
-            rows = copies.where("_side != 0")
-        key = list(source.key)
-        keys = cache(rows.select(*key).distinct())
+            keys = cache(copies.where("_side != 0").select(*key).distinct())
         # The log may be long, and Spark does not know beforehand how few keys there are.
         joined_keys = F.broadcast(keys) if changed_rows <= _BROADCAST_ROWS else keys
         previous = cache(old_versions.join(joined_keys, key, "left_semi"))
-        current = previous.where(f"NOT ({changed_days})").unionByName(
-            new_versions.join(joined_keys, key, "left_semi")
-        )
+        if changed & published_days:
+            new_versions = new_versions.join(joined_keys, key, "left_semi")
+        current = previous.where(f"NOT ({changed_days})").unionByName(new_versions)
         spans = _event_days_by_log_day(source, current)
         event_days, current_days = _changed_event_days(source, previous, current, policy)
         # Changes of the log by other writers are in no fingerprint of an earlier build.
