@@ -21,8 +21,8 @@ from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
+from backfill_assets_tests.helpers.hostile_environment import make_hostile_variables
 from backfill_assets_tests.helpers.object_stores import BUCKET
-from backfill_assets_tests.system.test_environment import make_hostile_variables
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -20,32 +19,11 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.helpers.hostile_environment import make_hostile_variables
 from backfill_assets_tests.helpers.paths import BIN, PROJECT, dagster_yaml
 from backfill_assets_tests.helpers.pipeline import END, START, day, order
 
 pytestmark = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts engines of its own")
-
-
-def make_hostile_variables(folder: Path) -> dict[str, str]:
-    """Variables, each of which would break a run by itself; files of theirs are in the folder."""
-    configuration = folder / "configuration"
-    configuration.mkdir()
-    (configuration / "core-site.xml").write_text(
-        "<configuration><property><name>fs.defaultFS</name>"
-        "<value>hdfs://nowhere.invalid:8020</value></property></configuration>"
-    )
-    (configuration / "spark-defaults.conf").write_text("spark.driver.memory 9000g\n")
-    return {
-        "HADOOP_CONF_DIR": str(configuration),
-        "SPARK_CONF_DIR": str(configuration),
-        "SPARK_HOME": "/nowhere",
-        "SPARK_LOCAL_IP": "203.0.113.9",
-        "PYSPARK_PYTHON": "/nowhere/python",
-        "PYSPARK_SUBMIT_ARGS": "--nonsense",
-        "_JAVA_OPTIONS": "-Xmx16m",
-        "LC_ALL": "C",
-        "PATH": "/usr/bin:/bin",
-    }
 
 
 def test_a_run_and_names_beyond_ascii(tmp_path):
