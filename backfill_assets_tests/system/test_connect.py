@@ -1,17 +1,28 @@
-"""The same code on Spark Connect: a server of the test's own, on loopback, stopped at the end."""
+"""The same code on Spark Connect: servers of the tests' own, on loopback, stopped at the end.
+
+What CI looks at happens on one server, in the life of `Outputs`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from backfill_assets.orders.tables import FACT
+from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
+from backfill_assets_tests.helpers.hostile_environment import make_hostile_variables
+from backfill_assets_tests.helpers.object_stores import BUCKET
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [
@@ -25,14 +36,128 @@ CHOICE = (
 )
 
 
+#: Which Python computes a UDF that finds pandas and pyarrow.
+UDF_PYTHON = """
+import sys
+from pyspark.sql import functions as F
+frame = spark.range(1).select(F.udf(lambda n: sys.executable, "string")("id").alias("python"))
+print(frame.select(F.pandas_udf(lambda names: names, "string")("python")).first()[0])
+"""
+CATALOG = "spark_catalog.shop"
+REGISTER = """
+from backfill_assets.delta.catalog import register_table
+from backfill_assets.orders.tables import FACT
+print(register_table(lambda: spark, "{catalog}", FACT, "{url}") or "registered")
+print(spark.table("shop.fact_daily_orders").count())
+"""
+LIVE = """
+from pathlib import Path
+from backfill_assets_tests.helpers.conformance_life import conformance_life
+conformance_life(Engine.from_settings(load_settings()), Path("{folder}"))
+print("lived")
+"""
+#: Last in its process: the session that is refused would stay this one's.
+REFUSED = f"""
+from backfill_assets.spark.jars import EngineError
+try:
+    Engine.from_settings(load_settings(warehouse="s3a://{BUCKET}/w")).spark_session
+except EngineError as error:
+    print(error)
+"""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is printed by two clients of one server, and by an embedded engine when it has ended.
+
+    The server, the first client and the engine are started in the environment of somebody else.
+    """
+
+    first: list[str]
+    second: list[str]
+    embedded: list[str]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Outputs:
+    """The life of the server: each process with an engine has all that needs one."""
+    folder = tmp_path_factory.mktemp("connect")
+    publish_facts(folder, dict.fromkeys(JAN[:3], "ok"))
+    register = REGISTER.format(catalog=CATALOG, url=folder / "warehouse" / FACT.name)
+    database = f"jdbc:derby:;databaseName={folder}/metastore;create=true"
+    conf = {
+        **SMALL,
+        "spark.hadoop.javax.jdo.option.ConnectionURL": database,
+        "spark.sql.warehouse.dir": str(folder / "schemas"),
+    }
+    (folder / "hostile").mkdir()
+    hostile = make_hostile_variables(folder / "hostile")
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in hostile.items():
+                patch.setenv(name, value)
+            server = stack.enter_context(connect_server(folder, conf, catalog=CATALOG))
+            life = LIVE.format(folder=folder / "life")
+            first = run_attached(server, SESSION_ID + UDF_PYTHON + life)
+        second = run_attached(server, SESSION_ID + register + REFUSED)
+    # Derby is of one process at a time.
+    read = "print(spark.table('shop.fact_daily_orders').count())\n" + register
+    environment = {
+        **hostile,
+        "SPARK_REMOTE": "",
+        "BACKFILL_ASSETS_CATALOG": CATALOG,
+        "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf),
+    }
+    embedded = run_attached("", read + UDF_PYTHON, **environment)
+    return Outputs(first, second, embedded)
+
+
+on_connect = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
+
+
+@on_connect
+def test_a_life_on_a_connect_server(outputs):
+    assert outputs.first[-1] == "lived"
+
+
+@on_connect
+def test_processes_with_the_same_settings_share_a_session(outputs):
+    assert outputs.first[0] == outputs.second[0]
+
+
+@on_connect
+def test_python_workers_of_a_server_of_ours(outputs):
+    assert outputs.first[1] == sys.executable
+
+
+@on_connect
+def test_python_workers_of_a_session_of_ones_own(outputs):
+    assert outputs.embedded[-1] == sys.executable
+
+
+@on_connect
+def test_a_metastore_outlives_the_server_that_registered(outputs):
+    assert outputs.second[1:3] == ["registered", "6"]
+    assert outputs.embedded[:3] == ["6", "registered", "6"]
+
+
+@on_connect
+def test_a_server_that_would_lose_commits_is_refused(outputs):
+    """It was started without what keeps commits in a store apart."""
+    message = " ".join(outputs.second[3:])
+    assert f"{S3.log_store_settings()[0]} must be" in message
+    assert message.startswith("the Spark Connect server at")
+    assert message.endswith("nothing was written.")
+
+
 @pytest.fixture
 def server(tmp_path):
     with connect_server(tmp_path, SMALL) as url:
         yield url
 
 
+@on_connect
 @pytest.mark.slow
-@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
     folder = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
@@ -96,8 +221,8 @@ time.sleep(3)
 """
 
 
+@on_connect
 @pytest.mark.slow
-@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_processes_that_share_a_session(server, tmp_path):
     (first,) = run_attached(server, SESSION_ID)
     assert run_attached(server, SESSION_ID) == [first]

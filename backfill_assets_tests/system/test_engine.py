@@ -23,8 +23,11 @@ from backfill_assets.spark.processes import jvm_environment
 from backfill_assets.spark.servers import SparkServer
 from backfill_assets_tests.helpers.paths import PROJECT
 
+#: Does what it reads, and prints what comes of it: the survey of a landing, the number of global
+#: views; `cache` keeps a frame until `release`, `much` is more than the engine has memory for.
 CLIENT = """
-import os, sys
+import sys
+from contextlib import ExitStack
 from datetime import date
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.frames import cache_frames
@@ -33,19 +36,33 @@ from backfill_assets.landing.files import probe_files
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 spark = Engine.from_settings(load_settings()).spark_session
+frames = ExitStack()
+
+def survey(landing):
+    files = probe_files(spark, landing, ORDER_LINES, Window(date(2024, 1, 1), date(2024, 1, 3)))
+    return sorted(files.line_counts.values()), list(files.broken.values())
+
+def views():
+    return len(spark.sql("SHOW VIEWS IN global_temp").collect())
+
+def cache():
+    kept = frames.enter_context(cache_frames())(spark.range(100))
+    return kept.count(), kept.groupBy().sum("id").collect()[0][0]
+
+def release():
+    return frames.close()
+
+def much():
+    return spark.range(1).selectExpr("length(repeat(string(id), 1900000000))").collect()
+
+for line in sys.stdin:
+    word, *arguments = line.split()
+    try:
+        result = globals()[word](*arguments)
+    except Exception as error:
+        result = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    print(result, flush=True)
 """
-SURVEY = """
-files = probe_files(spark, sys.argv[1], ORDER_LINES, Window(date(2024, 1, 1), date(2024, 1, 3)))
-print(sorted(files.line_counts.values()), list(files.broken.values()))
-"""
-#: Caches a frame and tells of it; then it is killed, or ends as it should.
-CACHING = """
-with cache_frames() as cache:
-    kept = cache(spark.range(100))
-    print(kept.count(), kept.groupBy().sum("id").collect()[0][0], flush=True)
-    input()
-"""
-VIEWS = "print(len(spark.sql('SHOW VIEWS IN global_temp').collect()))"
 #: Loads a day of long lines, with an engine of its own.
 LONG_LINES = """
 import gzip, json, sys
@@ -65,7 +82,40 @@ with gzip.open(pipeline.folder(1) / "a.jsonl.gz", "wt", compresslevel=1) as file
 assert pipeline.run(1, 1)
 print(sum(row["orders"] for row in pipeline.rows("fact_daily_orders")))
 """
-MUCH = "spark.range(1).selectExpr('length(repeat(string(id), 1900000000))').collect()"
+
+
+class Client:
+    """A process with a session of the engine."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", CLIENT],
+            env=environment,
+            cwd=PROJECT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, *words: object) -> None:
+        self.process.stdin.write(f"{' '.join(map(str, words))}\n")
+        self.process.stdin.flush()
+
+    def read_answer(self) -> str:
+        return self.process.stdout.readline().rstrip("\n")
+
+    def ask(self, *words: object) -> str:
+        self.tell(*words)
+        return self.read_answer()
+
+    def end(self) -> int:
+        """Let it end as it should; its status."""
+        self.process.stdin.close()
+        return self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 class RealEngine:
@@ -87,21 +137,8 @@ class RealEngine:
             self.server.keep_running()
             time.sleep(0.1)
 
-    def start(self, code: str, *arguments: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", CLIENT + code, *map(str, arguments)],
-            env=self.environment,
-            cwd=PROJECT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def says(self, code: str, *arguments: object) -> str:
-        """What a client prints, or the last line of its error."""
-        out, error = self.start(code, *arguments).communicate()
-        return out.strip() or error.strip().splitlines()[-1]
+    def start_client(self) -> Client:
+        return Client(self.environment)
 
     def asked(self) -> bool:
         """Whether it answers the small query."""
@@ -142,6 +179,14 @@ def real(tmp_path_factory) -> Iterator[RealEngine]:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
+@pytest.fixture(scope="module")
+def client(real) -> Iterator[Client]:
+    """Of the tests that the engine outlives."""
+    started = real.start_client()
+    yield started
+    started.kill()
+
+
 @pytest.fixture
 def landing(tmp_path) -> Path:
     for number in (1, 2):
@@ -152,12 +197,12 @@ def landing(tmp_path) -> Path:
     return tmp_path
 
 
-FINE = "[1, 1, 1, 2, 2, 2] []"
+FINE = "([1, 1, 1, 2, 2, 2], [])"
 NOT_THE_FILES = "EngineError: the engine's own disk failed ("
 
 
-def test_a_full_disk_condemns_no_file(real, landing):
-    assert real.says(SURVEY, landing) == FINE
+def test_a_full_disk_condemns_no_file(real, client, landing):
+    assert client.ask("survey", landing) == FINE
     filler = real.scratch.folder.parent / "filler"
     try:
         for _attempt in range(5):  # Spark may free space after a fill: it clears shuffles later
@@ -165,14 +210,14 @@ def test_a_full_disk_condemns_no_file(real, landing):
                 while True:
                     file.write(bytes(2**20))
                     file.flush()
-            message = real.says(SURVEY, landing)
+            message = client.ask("survey", landing)
             if message != FINE:
                 break
     finally:
         filler.unlink()
     assert NOT_THE_FILES in message
     assert "no file is at fault" in message
-    assert real.says(SURVEY, landing) == FINE  # it has recovered by itself
+    assert client.ask("survey", landing) == FINE  # it has recovered by itself
 
 
 @pytest.mark.slow
@@ -180,26 +225,29 @@ def test_a_cleared_disk_condemns_no_file_and_the_engine_is_restarted(real, landi
     starts = sum(text.endswith("is ready.") for text in real.said)
     for blocks in real.scratch.folder.glob("blockmgr-*"):
         shutil.rmtree(blocks)
-    assert NOT_THE_FILES in real.says(SURVEY, landing)
+    before = real.start_client()
+    assert NOT_THE_FILES in before.ask("survey", landing)
+    before.kill()
     assert not real.asked()
     real.wait(starts + 1)
     assert any("lost files on its disk" in text for text in real.said)
-    assert real.says(SURVEY, landing) == FINE
+    after = real.start_client()
+    assert after.ask("survey", landing) == FINE
+    assert after.end() == 0
     assert real.asked()
 
 
-def test_what_a_killed_run_kept_is_released_and_what_a_live_one_keeps_is_not(real):
-    killed, lives = real.start(CACHING), real.start(CACHING)
-    for client in (killed, lives):
-        assert client.stdout.readline() == "100 4950\n"
+def test_what_a_killed_run_kept_is_released_and_what_a_live_one_keeps_is_not(real, client):
+    killed = real.start_client()
+    killed.tell("cache")
+    assert client.ask("cache") == "(100, 4950)"
+    assert killed.read_answer() == "(100, 4950)"
     killed.kill()
-    killed.wait()
-    assert real.says(VIEWS) == "2"
+    assert client.ask("views") == "2"
     assert real.asked()
-    assert real.says(VIEWS) == "1"
-    out, error = lives.communicate("\n")
-    assert (lives.returncode, out) == (0, ""), error
-    assert real.says(VIEWS) == "0"
+    assert client.ask("views") == "1"
+    assert client.ask("release") == "None"
+    assert client.ask("views") == "0"
 
 
 def test_nobody_without_its_secret_is_heard_by_spark(real):
@@ -223,10 +271,10 @@ def test_nobody_without_its_secret_is_heard_by_spark(real):
 @pytest.mark.slow
 def test_out_of_memory_it_ends_and_is_restarted(real):
     starts = sum(text.endswith("is ready.") for text in real.said)
-    client = real.start(MUCH)
+    greedy = real.start_client()
+    greedy.tell("much")
     real.wait(starts + 1)
-    client.kill()
-    client.wait()
+    greedy.kill()
     assert "The Spark engine ended with status 3: restarting it ..." in real.said
     assert real.asked()
 

@@ -46,7 +46,7 @@ from backfill_assets_tests.helpers.s3_server import (
 )
 
 #: Commits of each driver that races.
-COMMITS = 6
+COMMITS = 2
 
 HERE = Path(__file__).parents[1]
 #: Of the suite, what meets and what is killed: on S3. `test_conformance` leads a life there.
@@ -263,42 +263,24 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
     assert [len(customer_ids) > 500 for customer_ids in samples] == [True] * 3
 
 
-def test_a_server_that_would_lose_commits_is_refused(tmp_path):
-    """Of a Connect server that somebody else has started, without what keeps commits apart."""
-    code = (
-        "from backfill_assets.spark.session import Engine\n"
-        "from backfill_assets.settings import load_settings\n"
-        f"Engine.from_settings(load_settings(warehouse='s3a://{BUCKET}/w')).spark_session\n"
-    )
-    with connect_server(tmp_path, SMALL) as url:
-        # In a process of its own: a session of Connect would stay this one's.
-        result = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "SPARK_REMOTE": url},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    message = result.stderr.splitlines()[-1]
-    assert f"{S3.log_store_settings()[0]} must be" in message
-    assert message.startswith("backfill_assets.spark.jars.EngineError: the Spark Connect server at")
-    assert message.endswith("nothing was written.")
-
-
 #: A driver for several stores, which does what it reads: `write BUCKET TEXT` writes a commit where
 #: one may be, three times, and prints how that ended; `insert BUCKET COUNT` commits one row after
-#: the other, and prints those of which it was told that they are there.
+#: the other, and prints those of which it was told that they are there; `live BUCKET FOLDER` leads
+#: the life of all back ends in a folder that stands for the bucket.
 DRIVER = """
-import sys
+import os, sys
 from functools import reduce
+from pathlib import Path
 from py4j.protocol import Py4JJavaError
 from backfill_assets.delta.commits import is_conflict
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.spark.stores import store_of
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.helpers.object_stores import engine_of_stores
+from backfill_assets_tests.helpers.conformance_life import STORED, conformance_life
+from backfill_assets_tests.helpers.object_stores import engine_of_stores, place
 name, *buckets = sys.argv[1:]
-spark = engine_of_stores(buckets, SMALL, "local[1]").spark_session
+engine = engine_of_stores(buckets, SMALL, "local[1]")
+spark = engine.spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
 
 def write(bucket, text):
@@ -326,10 +308,15 @@ def insert(bucket, count):
         else:
             print(f"{name}-{n}", flush=True)
 
+def live(bucket, folder):
+    os.environ |= place(Path(folder), bucket)
+    conformance_life(engine, Path(folder, "life"), STORED)
+    print("lived", flush=True)
+
 print("done", flush=True)
 for command in sys.stdin:
     word, bucket, value = command.split()
-    {"write": write, "insert": insert}[word](bucket, value)
+    {"write": write, "insert": insert, "live": live}[word](bucket, value)
     print("done", flush=True)
 """
 
@@ -395,6 +382,18 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, drivers):
     refused = "java.nio.file.FileAlreadyExistsException"
     assert answers == ["written", refused, "written", refused, refused, "written"]
     assert read_commit() == b"second\n"
+
+
+def test_a_life_in_a_store(bucket, drivers, tmp_path):
+    """One driver leads it in each, and what it has loaded helps in the next."""
+    driver, _ = drivers
+    driver.tell(f"live {bucket} {tmp_path}")
+    assert [*driver.answers()] == ["lived"]
+    filesystem, root = open_store(f"{bucket}/life")
+    infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    paths = [info.path for info in infos]
+    assert any("/warehouse/stg_orders/" in path for path in paths), "it was led elsewhere"
+    assert any("/landing/orders/" in path for path in paths)
 
 
 def test_no_commit_of_several_drivers_is_lost(bucket, drivers):
