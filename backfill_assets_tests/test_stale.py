@@ -38,6 +38,7 @@ from backfill_assets.staleness.stale import (
 )
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_guide.examples.web_events import Visit
 from backfill_assets_tests.helpers.invented_logs import (
@@ -113,6 +114,17 @@ def test_a_day_that_was_made_of_the_same_input_is_not_behind():
     other = msgspec.structs.replace(current.days[day(2)], fingerprint="of something else")
     half = msgspec.structs.replace(current, days={**current.days, day(2): other})
     assert stale_days(staged, ledger(FACT, half)).open[FACT.name].keys() == days(2)
+
+
+def test_a_new_day_makes_exactly_the_days_due_that_it_may_change():
+    """A label is made of the thirty days after its day."""
+    facts = [record(0, days((1, 34))), record(1, days(35))]
+    labels = ledger(labels_daily, record(0, days((1, 34)), inputs={FACT.name: 0}))
+    stale = stale_days(ledger(FACT, *facts), labels)
+    assert stale.open[labels_daily.name].keys() == days((5, 35))
+    # So does a late line of a day, of the labels of days that it comes after.
+    late = ledger(FACT, facts[0], record(1, days(33)))
+    assert stale_days(late, labels).open[labels_daily.name].keys() == days((3, 33))
 
 
 # --- inputs without days --------------------------------------------------------------------------
