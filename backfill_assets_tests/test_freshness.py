@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta, timezone
 from types import SimpleNamespace
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import dagster as dg
@@ -19,7 +21,6 @@ from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.settings import Settings, load_settings
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-KEY = dg.AssetKey("raw_orders")
 #: By zone: an ordinary day, and those on which the clock is put forward and back.
 ODD_DAYS = {
     "UTC": ("2026-05-05",),
@@ -59,25 +60,35 @@ def first_moment(day: date, zone: ZoneInfo) -> datetime:
     return moment
 
 
-def freshness_state(settings: Settings, materialized_at: datetime, now: datetime) -> str:
-    """What Dagster says of a table that was last materialized at a moment."""
-    node = SimpleNamespace(
-        key=KEY,
-        freshness_policy_or_from_metadata=freshness_policy(
-            Deployment(settings), Policy.from_settings(settings)
-        ),
-    )
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance for all cases, each of which has a table of its own."""
     with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def freshness_state(instance: dg.DagsterInstance) -> Callable[[Settings, datetime, datetime], str]:
+    """What Dagster says of a table that was last materialized at a moment."""
+
+    def look(settings: Settings, materialized_at: datetime, now: datetime) -> str:
+        key = dg.AssetKey(f"table_{uuid4().hex}")
+        policy = freshness_policy(Deployment(settings), Policy.from_settings(settings))
+        node = SimpleNamespace(key=key, freshness_policy_or_from_metadata=policy)
         with freeze_time(materialized_at):
-            instance.report_runless_asset_event(dg.AssetMaterialization(KEY))
+            instance.report_runless_asset_event(dg.AssetMaterialization(key))
         with freeze_time(now):
             looked = CronFreshnessPolicyEvaluator().evaluate_freshness(Context(instance), node)
             return asyncio.run(looked).value
 
+    return look
+
 
 @pytest.mark.parametrize(("zone", "day"), CASES)
 @pytest.mark.parametrize("deadline", ["06:00", "02:30"])
-def test_what_was_made_after_midnight_is_fresh_and_what_was_made_before_is_not(zone, day, deadline):
+def test_what_was_made_after_midnight_is_fresh_and_what_was_made_before_is_not(
+    zone, day, deadline, freshness_state
+):
     settings = load_settings(timezone=zone, nightly_at="00:30", deadline=deadline)
     midnight = first_moment(day, settings.zone)
     checked_at = midnight + 9 * HOUR
@@ -89,7 +100,7 @@ def test_what_was_made_after_midnight_is_fresh_and_what_was_made_before_is_not(z
     assert freshness_state(settings, yesterday + MINUTE, midnight + HOUR) == "PASS"
 
 
-def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute():
+def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute(freshness_state):
     settings = load_settings(timezone="Asia/Tokyo", nightly_at="00:30", deadline="06:00")
     midnight = first_moment(date(2026, 5, 5), settings.zone)
     assert freshness_state(settings, midnight - MINUTE, midnight + 9 * HOUR) == "FAIL"

@@ -28,7 +28,7 @@ from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import ComparisonLimits
 from backfill_assets.imports.importer import ImportRequest, run_import
-from backfill_assets.orders.tables import FACT, ORDER_LINES
+from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, STAGED
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.contracts.commit_tables import RETIRES
@@ -37,6 +37,7 @@ from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     LAYERS,
     Pipeline,
+    copy_loaded,
     day,
     order,
     run_undo,
@@ -64,6 +65,18 @@ class Life:
     def deploy(self, tables: str, today: date) -> Pipeline:
         place = f"{PLACE}{tables}"
         return Pipeline(self.engine, self.root, tables=place, window_days=1, today=today)
+
+    def copy(self, name: str, pipeline: Pipeline) -> Pipeline:
+        """A deployment that goes on from where another is."""
+        root = self.root / name
+        root.mkdir()
+        copy_loaded(pipeline.root, root)
+        settings, today = pipeline.settings, pipeline.now.date()
+        copied = Pipeline(
+            self.engine, root, land=False, tables=settings.tables, window_days=1, today=today
+        )
+        copied.instance = pipeline.instance
+        return copied
 
     def note_commit(self, kind: str, url: Path, run_id: str = "") -> None:
         """Take the shape of the last commit of a table that says something of itself.
@@ -119,14 +132,20 @@ def _load_days(life: Life, spark: Any) -> Pipeline:
     first.land(3, [order("3", 3), order("too-late", 1, ingested=f"{day(3)}T12:00:00Z")])
     first.run(1, None, (*TABLES, SCORES, NOTES))
     life.note_commits("load", first.warehouse, (*TABLES, SCORES, NOTES))
+    # More days; before the facts are made of them, a copy has them merged.
+    made_of_days = (FACT.name, SCORES, NOTES)
     tables = (*LAYERS, SCORES, NOTES)
     backfill = {"dagster/backfill": "b1", "backfill_assets/reason": "more days"}
-    first.run(1, 3, tables, tags=backfill)
+    first.run(1, 3, [name for name in tables if name not in made_of_days], tags=backfill)
+    merging = life.copy("merging", first)
+    merging.run(1, 3, [FACT.name], tags={"backfill_assets/write_mode": "merge"})
+    life.note_commit("merge", merging.warehouse / FACT.name)
+    first.run(1, 3, made_of_days, tags=backfill)
     life.note_commits("range", first.warehouse, tables)
-    run_undo(first, "b1")
-    life.note_commits("undo", first.warehouse, tables)
-    first.run(1, 3, tables, tags={"backfill_assets/write_mode": "merge"})
-    life.note_commit("merge", first.warehouse / FACT.name)
+    # And another copy has all of them undone.
+    undone = life.copy("undone", first)
+    run_undo(undone, "b1")
+    life.note_commits("undo", undone.warehouse, tables)
     other = Code("tables-other", tables=dict.fromkeys(TABLES, "other"))
     accept_code(first.deployment, first.defs, other, FACT.name, None, "same rows", 0)
     life.note_commit("accepted code", first.warehouse / FACT.name)
@@ -141,7 +160,7 @@ def _switch_over(life: Life, first: Pipeline, spark: Any) -> None:
     life.note_commit("target build", Path(target.table_url(second.deployment, SCORES)))
     # What production publishes meanwhile: the target begins anew there, with the days it has made.
     first.land(4, [order("4", 4)])
-    first.run(4, None, (*LAYERS, SCORES))
+    first.run(4, None, (RAW.name, STAGED.name, SCORES))
     target, stages = build_shadow(second, days)
     assert [stage.failure for stage in stages] == [""]
     life.note_commit("adopt", Path(target.table_url(second.deployment, SCORES)), "target v2")

@@ -175,11 +175,14 @@ class Pipeline:
         tags |= more.pop("tags", {})
         return self.run(window.start, window.end - DAY, assets, tags=tags, **more)
 
-    def night(self, today: date) -> list[dg.RunRequest]:
-        """What the daemon does in a night: the schedule's tick, and the sensor's until it rests."""
+    def night(self, today: date, assets: Sequence[str] = ()) -> list[dg.RunRequest]:
+        """What the daemon does in a night: the schedule's tick, and the sensor's until it rests.
+
+        Of what is asked for, only the given assets are run, if any are given.
+        """
         self.now = datetime.combine(today, time(2), tzinfo=self.settings.zone)
-        launched = self.launch(self.tick_schedule())
-        while requests := self.launch(self.tick("touched_days").run_requests or []):
+        launched = self.launch(self.tick_schedule(), assets)
+        while requests := self.launch(self.tick("touched_days").run_requests or [], assets):
             launched += requests
         return launched
 
@@ -206,17 +209,25 @@ class Pipeline:
             self.instance.report_runless_asset_event(event)
         return tick_data
 
-    def launch(self, requests: Iterable[dg.RunRequest]) -> list[dg.RunRequest]:
-        """Run what was asked for, each run key once; what was run."""
+    def launch(
+        self, requests: Iterable[dg.RunRequest], assets: Sequence[str] = ()
+    ) -> list[dg.RunRequest]:
+        """Run what was asked for, each run key once, of some assets or all; what was run."""
         launched = []
         for request in requests:
             if request.run_key in self.run_keys:
                 continue
             self.run_keys.add(str(request.run_key))
+            selection = request.asset_selection
+            if assets:
+                wanted = [dg.AssetKey(name) for name in assets]
+                selection = [key for key in selection or wanted if key in wanted]
+                if not selection:
+                    continue
             launched.append(request)
             self.repository.get_job(request.job_name or "daily").execute_in_process(
                 instance=self.instance,
-                asset_selection=request.asset_selection,
+                asset_selection=selection,
                 tags={
                     "dagster/sensor_name": "touched_days",
                     "dagster/run_key": str(request.run_key),

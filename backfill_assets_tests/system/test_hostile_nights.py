@@ -14,6 +14,8 @@ from backfill_assets_tests.helpers.invented_listings import close_folder
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 FINE = (1, 2, 7)
+#: What reads the landing; what is made of it knows no file.
+LOADED = ("raw_orders", "raw_orders_rejected")
 
 
 def spoil_days(pipeline: Pipeline, secret: Path) -> None:
@@ -47,7 +49,7 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     }
     with pytest.MonkeyPatch.context() as patch:
         close_folder(patch, pipeline.folder(6))
-        pipeline.night(day(8))
+        pipeline.night(day(8), LOADED)
         now = read_snapshot(pipeline)
         states = day_states("raw_orders", now)
         day_incidents = {i.item: i for i in find_incidents(now) if i.subject == "raw_orders"}
@@ -62,7 +64,7 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
         assert secret.read_text() not in str(messages)
 
     fix_days(pipeline)
-    pipeline.night(day(9))
+    pipeline.night(day(9), LOADED)
     assert pipeline.materialized("raw_orders") >= {str(day(n)) for n in range(1, 8)}
     assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {
         f"o{n}" for n in range(1, 8)

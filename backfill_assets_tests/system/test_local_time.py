@@ -110,6 +110,7 @@ def test_days_in_local_time_are_found_and_exactly_these_are_mended(engine, tmp_p
     assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_the_two_settings_differ_in_rows(engine, tmp_path, zone):
     """Or nothing would have been found above but a setting."""
