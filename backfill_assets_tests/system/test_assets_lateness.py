@@ -24,6 +24,7 @@ from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 WEEK = Window(day(10), day(17))
+OTHER_WINDOWS = [(2, 0), (7, 0), (20, 0), (1, 1)]
 LINE = T.StructType(
     [
         T.StructField("log_date", T.DateType()),
@@ -167,7 +168,8 @@ def test_lines_as_a_reader_would_count_them(spark):
 
 
 @pytest.mark.parametrize(
-    ("window_days", "arrives_after"), [(0, 0), (2, 0), (7, 0), (20, 0), (1, 1), (5, 2)]
+    ("window_days", "arrives_after"),
+    [(0, 0), (5, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_WINDOWS)],
 )
 def test_every_day_is_what_plain_python_says(spark, window_days, arrives_after):
     lines, source = generate_lines(), replace(ORDER_LINES, arrives_after=arrives_after)
@@ -178,24 +180,22 @@ def test_every_day_is_what_plain_python_says(spark, window_days, arrives_after):
 
 
 def test_a_range_is_its_days_one_by_one(spark):
-    lines, rejected = generate_lines(), [day(12)]
-    alone = [lateness_rows(spark, lines, rejected, Window(d, d + DAY), 2)[0] for d in WEEK]
-    assert lateness_rows(spark, lines, rejected, WEEK, 2) == alone
+    """And what plain Python says; one of the days has no line."""
+    lines, rejected, days = generate_lines(), [day(12)], Window(day(11), day(14))
+    alone = [lateness_rows(spark, lines, rejected, Window(d, d + DAY), 2)[0] for d in days]
+    assert lateness_rows(spark, lines, rejected, days, 2) == alone
+    assert alone == [expected_row(lines, rejected, d, 2) for d in days]
 
 
-def test_order_days_before_all_days_count_like_others(spark):
+def test_order_days_before_all_days_count_like_others_and_a_day_without_lines_has_its_row(spark):
     happened = datetime(1, 1, 2, tzinfo=timezone.utc)
     old = make_line(10, 10, "a") | {"event_date": happened.date(), "order_ts": happened}
-    (row,) = lateness_rows(spark, [old], [], Window(day(10), day(11)), 7)
+    row, empty = lateness_rows(spark, [old], [], Window(day(10), day(12)), 7)
     assert row == expected_row([old], [], day(10), 7)
     assert row["delay_days_max"] > 700_000
-
-
-def test_a_day_without_lines_has_its_row(spark):
-    (row,) = lateness_rows(spark, [], [], Window(day(10), day(11)), 7)
-    assert row == expected_row([], [], day(10), 7)
-    assert row["delay_days_p50"] is None
-    numbers = staging.day_figures(row)
+    assert empty == expected_row([], [], day(11), 7)
+    assert empty["delay_days_p50"] is None
+    numbers = staging.day_figures(empty)
     assert set(numbers) == {
         "late lines",
         "beyond window lines",
@@ -205,7 +205,7 @@ def test_a_day_without_lines_has_its_row(spark):
     }
 
 
-def test_numbers_are_what_the_ui_plots(spark):
+def test_numbers_are_what_the_ui_plots():
     row = expected_row(generate_lines(), [], day(12), 2)
     numbers = staging.day_figures(row)
     assert {type(value) for value in numbers.values()} == {int, float}
@@ -260,8 +260,7 @@ def asset_events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]
 def test_assets_from_landing_to_page(pipeline):
     for n in range(1, 5):
         pipeline.land(n, [order("same", n), order(f"o{n}", 1, "3.00"), "no order"])
-    pipeline.run(1, 2, MEASURED)
-    pipeline.run(4, 4, MEASURED)  # before the day before it
+    pipeline.run_days([day(1), day(2), day(4)], MEASURED)  # day 4 before the day before it
     rows = {row["log_date"]: row for row in pipeline.rows(LATENESS.name)}
     assert [rows[day(n)]["superseded_lines"] for n in (1, 2, 4)] == [0, 1, 1]
     pipeline.run(3, 3, MEASURED)
@@ -276,7 +275,7 @@ def test_assets_from_landing_to_page(pipeline):
     assert "superseded_lines may be too low: 1 of the 7" in by_day[str(day(4))]["warnings"].value
 
     pages = asset_events(pipeline, ORDER_LINES.page)
-    assert [page.partition for page in pages] == [None, None, None]  # one a run, of no day
+    assert [page.partition for page in pages] == [None, None]  # one a run, of no day
     metadata = {name: value.value for name, value in pages[0].metadata.items()}
     folder = pipeline.warehouse / ORDER_LINES.page
     assert [path.name for path in folder.iterdir()] == ["index.html"]

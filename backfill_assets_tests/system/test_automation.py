@@ -14,8 +14,17 @@ from backfill_assets.calendar.partitions import DAYS_TAG
 from backfill_assets.cli import main
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.next_runs import tables_in_progress
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
-from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 LOADING = {
     "raw_orders",
@@ -124,7 +133,7 @@ def test_without_tables_there_is_nothing_to_rebuild(waiting):
 def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     pipeline = set_clock(Pipeline(engine, tmp_path), 3)
     pipeline.land(1, [order("a", 1)])
-    run = pipeline.run(1, 1, (RAW.name, "raw_orders_rejected")).dagster_run
+    run = pipeline.run(1, 1, (RAW.name,)).dagster_run
     requested_tables = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
     assert CHAIN in requested_tables
     pipeline.cursors.clear()
@@ -154,28 +163,40 @@ def incident_kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
     return {(i.kind, i.subject, i.item) for i in find_incidents(current_snapshot(pipeline))}
 
 
+#: What is run of the tables.
+LOG = (RAW.name, REJECTED.name)
+WATCHED = (*LOG, STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
+
+
+def watched_incidents(pipeline: Pipeline) -> set[tuple[str, str, str]]:
+    return {(k, s, i) for k, s, i in incident_kinds(pipeline) if s in WATCHED}
+
+
 def test_final_days(engine, spark, tmp_path, monkeypatch, capsys):
     """Not written by a schedule; watched against others; a person may rebuild them."""
     pipeline = Pipeline(engine, tmp_path, window_days=0)
     for n in (1, 2):
         pipeline.land(n, [order(f"o{n}", n), order(f"p{n}", n, "2.00", "c2")])
-    pipeline.night(day(3))
+    pipeline.run(1, 2, WATCHED)
+    set_clock(pipeline, 3)
     pipeline.tick("watch_days")
     assert late_evaluation(pipeline, FACT.name, "final_days").passed
     evaluation = late_evaluation(pipeline, FACT.name, "days")
     assert evaluation.passed
     assert evaluation.metadata["final"].value == 2
-    assert incident_kinds(pipeline) == set()
+    assert watched_incidents(pipeline) == set()
 
     # New lines in an old folder: the log takes them in, the final day does not by itself.
     pipeline.land(1, [order("added", 1, "5.00")], "part-1.jsonl")
-    before = pipeline.digests()
-    pipeline.night(day(3))
-    after = pipeline.digests()
-    assert after[RAW.name]["2024-01-01"] != before[RAW.name]["2024-01-01"]
-    assert after[STAGED.name] == before[STAGED.name]
-    assert after[FACT.name] == before[FACT.name]
-    assert incident_kinds(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
+    pipeline.run(1, 1, LOG)
+    asked_for = {
+        key.to_user_string()
+        for request in pipeline.tick("touched_days").run_requests
+        for key in request.asset_selection
+    }
+    assert asked_for & {*WATCHED} == {CURRENT.name, CORRECTIONS.name}
+    pipeline.run(1, 1, (CURRENT.name, CORRECTIONS.name))
+    assert watched_incidents(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
     # The commands say so as well.
     for name in ("landing", "warehouse", "start", "window_days"):
         monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", str(getattr(pipeline.settings, name)))
@@ -189,10 +210,10 @@ def test_final_days(engine, spark, tmp_path, monkeypatch, capsys):
     assert [(r["run_date"], r["orders"]) for r in pipeline.rows(CORRECTIONS.name)] == [(day(1), 1)]
 
     # A person takes them in.
-    pipeline.run(1, 1, (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name))
+    pipeline.run(1, 1, (STAGED.name, FACT.name, CORRECTIONS.name))
     assert len(pipeline.rows(STAGED.name)) == 5
     assert pipeline.rows(CORRECTIONS.name) == []
-    assert incident_kinds(pipeline) == set()
+    assert watched_incidents(pipeline) == set()
 
     # Another writer changes a final day behind our back.
     url = f"delta.`{pipeline.warehouse / FACT.name}`"
@@ -201,14 +222,13 @@ def test_final_days(engine, spark, tmp_path, monkeypatch, capsys):
     evaluation = late_evaluation(pipeline, FACT.name, "final_days")
     assert not evaluation.passed
     assert evaluation.description == "2024-01-02 changed by another writer (UPDATE, version 4)"
-    pipeline.run(2, 2, (FACT.name, CORRECTIONS.name))
+    pipeline.run(2, 2, [FACT.name])
     pipeline.tick("watch_days")
     assert late_evaluation(pipeline, FACT.name, "final_days").passed
 
     # Landing files that were loaded and are gone are nobody's business.
     shutil.rmtree(pipeline.folder(2))
-    assert pipeline.night(day(3)) == []
-    assert incident_kinds(pipeline) == set()
+    assert watched_incidents(pipeline) == set()
 
 
 def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tmp_path):
@@ -216,7 +236,8 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
     pipeline.land(1, [order("a", 1)])
     stamp = "2024-01-02T10:00:00Z"
     pipeline.land(2, [order("b", 1, "7.25", ingested=stamp), order("c", 1, "1", ingested=stamp)])
-    pipeline.night(day(3))
+    pipeline.run(1, 2, (RAW.name, LATE.name, CURRENT.name))
+    set_clock(pipeline, 3)
     evaluation = late_evaluation(pipeline, LATE.name, "late_lines")
     assert (evaluation.passed, evaluation.severity, evaluation.blocking, evaluation.partition) == (
         False,
@@ -228,42 +249,35 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
         "2 line(s) worth 8.25 came after the window of their day"
     )
     assert "DROPPED" in evaluation.description
-    assert pipeline.rows(LATE.name) == pipeline.rows("fact_order_corrections") == []
+    assert pipeline.rows(LATE.name) == []
     assert pipeline.materialized(LATE.name) == {"2024-01-01", "2024-01-02"}
     assert [r["orders"] for r in pipeline.rows(CURRENT.name)] == [1]
-    (incident,) = find_incidents(current_snapshot(pipeline))
+    (incident,) = [i for i in find_incidents(current_snapshot(pipeline)) if i.subject == LATE.name]
     assert (incident.kind, incident.item) == ("late money", "2024-01-02")
     assert "2 line(s) worth 8.25" in incident.detail
 
 
-def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path, monkeypatch):
+def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, window_days=0, end=day(6))
     for n in range(1, 6):
         pipeline.land(n, [order(f"o{n}", n)])
-    pipeline.run(1, 2, LAYERS)
-    pipeline.run(4, 4, LAYERS)
+    pipeline.run_days([day(1), day(2), day(4)], LOG)
+
+    def log_incidents() -> set[tuple[str, str]]:
+        return {(k, i) for k, s, i in incident_kinds(pipeline) if s == RAW.name}
+
     set_clock(pipeline, 6, 12)
-    layer_incidents = {(k, s, i) for k, s, i in incident_kinds(pipeline) if s in LAYERS}
-    assert layer_incidents == {
-        # One incident each, where it begins.
-        ("hole", "raw_orders", "2024-01-03"),
-        ("stale", "raw_orders", "2024-01-05"),
-    }
+    assert log_incidents() == {("hole", "2024-01-03"), ("stale", "2024-01-05")}
     pipeline.tick("watch_days")
-    evaluation = late_evaluation(pipeline, FACT.name, "days")
+    evaluation = late_evaluation(pipeline, RAW.name, "days")
     assert not evaluation.passed
     assert evaluation.description.startswith("missing: 2024-01-03, 2024-01-05 (")
     assert evaluation.metadata["missing"].value == 2
     # Before the deadline, the newest day may still be on its way.
-    assert not {
-        i for k, s, i in incident_kinds(set_clock(pipeline, 6, 5)) if k == "stale" and s in LAYERS
-    }
-    # Filling the last day in does not hide the hole.
-    pipeline.run(5, 5, LAYERS)
+    set_clock(pipeline, 6, 5)
+    assert log_incidents() == {("hole", "2024-01-03")}
+    # Filling the last day in does not hide the hole; a day that fails its audit is named.
     set_clock(pipeline, 6, 12)
-    assert ("hole", "raw_orders", "2024-01-03") in incident_kinds(pipeline)
-    # A day that fails its audit is named, at the table where it failed.
     (pipeline.folder(3) / "_control.json").write_text('{"rows": 9, "amount": "1.00"}')
-    pipeline.run(3, 3, LAYERS, fails=True)
-    assert ("check failed", "raw_orders", "2024-01-03") in incident_kinds(pipeline)
-    assert ("hole", "stg_orders", "2024-01-03") not in incident_kinds(pipeline)
+    pipeline.run_days([day(3), day(5)], LOG, fails=True)
+    assert log_incidents() == {("check failed", "2024-01-03")}

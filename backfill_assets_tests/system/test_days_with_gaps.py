@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from random import Random
 
@@ -14,19 +13,18 @@ import pytest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.test_utils import instance_for_test
 
-from backfill_assets import FACT, ORDERS, RAW, STAGED
+from backfill_assets import CURRENT, FACT, ORDERS, RAW, STAGED
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import materialize_command
-from backfill_assets.calendar.partitions import DAY, DAYS_TAG, DaySet, Window
+from backfill_assets.calendar.partitions import DAYS_TAG, DaySet, Window
 from backfill_assets.cli import main, runs
 from backfill_assets.cli.output import Output
-from backfill_assets.orders.tables import TABLES
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.pipeline import (
-    EVERYTHING,
     START,
     Pipeline,
     copy_loaded,
@@ -36,13 +34,15 @@ from backfill_assets_tests.helpers.pipeline import (
 )
 from backfill_assets_tests.neighbours import weekly
 
-LAST = 15
+LAST = 8
+PUBLISHED = (RAW.name, STAGED.name, FACT.name)
 WEEKS = (weekly.name,)
 
 
 GAPPED = [*ORDERS, customer_lifetime_value, features, weekly]
-#: The tables by day, inputs first.
-DAILY = (*TABLES, customer_lifetime_value.name, features.name)
+#: One of each kind that reads other days than its own, and all that these are made of.
+BY_DAY = (STAGED.name, FACT.name, CURRENT.name, features.name)
+STATEFUL = customer_lifetime_value.name
 DECLARED = "backfill_assets_tests.system.test_days_with_gaps:GAPPED"
 
 
@@ -55,27 +55,23 @@ def make_pipeline(engine, root: Path) -> Pipeline:
 def test_sets_in_any_order_give_the_rows_of_one_range(engine, spark, tmp_path):
     """All kinds of tables; a day is computed by the set that it is in and by no other."""
     ranged = make_pipeline(engine, tmp_path / "range")
-    ranged.run(1, LAST, DAILY)
-    ranged.run_days([START, START + 7 * DAY], WEEKS)
+    ranged.run(1, LAST, (RAW.name, *BY_DAY, STATEFUL))
+    ranged.run_days([START], WEEKS)
     gapped = make_pipeline(engine, tmp_path / "sets")
     chance, numbers = Random(3), list(range(1, LAST + 1))
     chance.shuffle(numbers)
-    logs = (RAW.name, "raw_orders_rejected")
-    published: set[date] = set()
-    for part in (numbers[:6], numbers[6:]):
-        days = {day(n) for n in part}
-        gapped.run_days(days, logs)
-        published |= days
-        assert gapped.materialized(RAW.name) == {*map(str, published)}
-    for name in DAILY[2:]:
-        # A stateful table is built from its first day on: each set is one stretch.
-        stretches = [numbers[:6], numbers[6:]] if name != customer_lifetime_value.name else []
-        for part in stretches or [range(1, 5), range(5, LAST + 1)]:
-            is_new = not (gapped.warehouse / name).exists()
-            before = 0 if is_new else gapped.log(name).version()
-            gapped.run_days([day(n) for n in part], [name])
-            assert is_new or gapped.log(name).version() == before + 1, "one commit"
-    gapped.run_days([START, START + 7 * DAY], WEEKS)
+    parts = [{day(n) for n in numbers[:3]}, {day(n) for n in numbers[3:]}]
+    # A stateful table is built from its first day on: each set is one stretch.
+    stretches = [{day(n) for n in range(1, 5)}, {day(n) for n in range(5, LAST + 1)}]
+    for names, sets in (((RAW.name,), parts), (BY_DAY, parts), ((STATEFUL,), stretches)):
+        for days in sets:
+            logs = {name: load_log(str(gapped.warehouse / name)) for name in names}
+            gapped.run_days(days, names)
+            for name, log in logs.items():
+                assert log is None or gapped.log(name).version() == log.version() + 1, "one commit"
+                records = gapped.io_manager.ledger(gapped.deployment.tables[name]).records
+                assert records[-1].days.keys() == days
+    gapped.run_days([START], WEEKS)
     assert gapped.digests() == ranged.digests()
 
 
@@ -88,9 +84,9 @@ def land_six_days(engine, root: Path) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def published_root(engine, spark, tmp_path_factory) -> Path:
-    """All tables of the six days, to be copied."""
+    """Tables of the six days, to be copied."""
     pipeline = land_six_days(engine, tmp_path_factory.mktemp("published"))
-    pipeline.run(1, 6, EVERYTHING)
+    pipeline.run(1, 6, PUBLISHED)
     return pipeline.root
 
 
@@ -123,7 +119,7 @@ def statuses(pipeline: Pipeline, name: str) -> dict[int, AssetPartitionStatus | 
 def test_dagster_knows_of_exactly_these_days(recorded):
     """Of a run that fails as well: the days between are neither planned nor failed."""
     (recorded.folder(4) / "_control.json").write_text(json.dumps({"rows": 9, "amount": "1.00"}))
-    run = recorded.run_days([day(1), day(4), day(5)], fails=True)
+    run = recorded.run_days([day(1), day(4), day(5)], [RAW.name], fails=True)
     built, failed = AssetPartitionStatus.MATERIALIZED, AssetPartitionStatus.FAILED
     assert statuses(recorded, RAW.name) == {
         1: built, 2: None, 3: None, 4: failed, 5: built, 6: None
@@ -132,7 +128,7 @@ def test_dagster_knows_of_exactly_these_days(recorded):
     assert {event.partition for event in checks} == {str(day(n)) for n in (1, 4, 5)}
     # The same run again: what failed, in one run.
     (recorded.folder(4) / "_control.json").unlink()
-    again = recorded.run_days([day(1), day(4), day(5)])
+    again = recorded.run_days([day(1), day(4), day(5)], [RAW.name])
     assert {e.materialization.partition for e in again.get_asset_materialization_events()} == {
         str(day(n)) for n in (1, 4, 5)
     }
@@ -217,7 +213,7 @@ def command(engine, published_root, tmp_path: Path, monkeypatch) -> Iterator[Pip
 
 
 def versions(pipeline: Pipeline) -> dict[str, int]:
-    return {name: pipeline.log(name).version() for name in TABLES}
+    return {name: pipeline.log(name).version() for name in PUBLISHED}
 
 
 def test_materialize_days_with_gaps(command, capsys):
@@ -227,19 +223,20 @@ def test_materialize_days_with_gaps(command, capsys):
     assert main(["materialize", "2024-01-02,2024-01-04...05", "--select", RAW.name]) == 0
     assert "Building raw_orders for 2024-01-02, 2024-01-04...2024-01-05" in capsys.readouterr().out
     after = versions(command)
-    assert {name for name in TABLES if after[name] != before[name]} == {RAW.name}
+    assert {name for name in PUBLISHED if after[name] != before[name]} == {RAW.name}
     assert after[RAW.name] == before[RAW.name] + 1, "one commit"
     # What follows from it, and no day between; these days are final.
-    assert main(["materialize", "--stale"]) == 2
+    stale = ["materialize", "--stale", "--select", f"{STAGED.name},{FACT.name}"]
+    assert main(stale) == 2
     message = capsys.readouterr().err
     assert "the run rewrites final days" in message
-    assert "backfill-assets materialize --stale --yes" in message
+    assert f"backfill-assets materialize --stale --select {stale[-1]} --yes" in message
     assert "fact_daily_orders [2024-01-02, 2024-01-04...2024-01-05]" in message
-    assert main(["materialize", "--stale", "--yes"]) == 0
+    assert main([*stale, "--yes"]) == 0
     last = command.io_manager.ledger(FACT).records[-1]
     assert last.written_days == {day(2), day(4), day(5)}
     assert sum(row["orders"] for row in command.rows(FACT.name)) == 9
-    assert main(["materialize", "--stale"]) == 0
+    assert main(stale) == 0
     assert capsys.readouterr().out.endswith("There is nothing to build.\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
@@ -9,17 +10,17 @@ from pathlib import Path
 from random import Random
 
 from backfill_assets.calendar.partitions import DAY, Grain, Window
-from backfill_assets.orders.tables import FACT, RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import FACT, UNKNOWN_CUSTOMER
 from backfill_assets_guide.examples.growth import (
     active_customers_weekly,
     returning_customers,
     revenue_growth,
     revenue_monthly,
 )
-from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline
+from backfill_assets_tests.helpers.publish_rows import publish_frame
 
 PLACE = "backfill_assets_guide.examples.growth:TABLES"
-DAILY = (RAW.name, REJECTED.name, STAGED.name, FACT.name, returning_customers.name)
 MONTHS = [date(2024, month, 1) for month in (1, 2, 3)]
 END = date(2024, 4, 1)
 CENT, GROWTH = Decimal("0.01"), Decimal("0.0001")
@@ -41,14 +42,15 @@ def invent_orders(chance: Random) -> list[Order]:
     return orders
 
 
-def land(pipeline: Pipeline, orders: Sequence[Order]) -> None:
-    for n in range(1, (END - START).days + 1):
-        lines = [
-            order(f"o{number}", n, str(amount), customer)
-            for number, (order_day, amount, customer) in enumerate(orders)
-            if order_day == day(n)
-        ]
-        pipeline.land(n, lines)
+def publish_facts(pipeline: Pipeline, orders: Sequence[Order]) -> None:
+    """The facts of all days, in one commit."""
+    groups: dict[tuple[date, str], list[Decimal]] = defaultdict(list)
+    for order_day, amount, customer in orders:
+        groups[order_day, customer or UNKNOWN_CUSTOMER].append(amount)
+    rows = [(*key, len(amounts), sum(amounts)) for key, amounts in groups.items()]
+    frame = pipeline.io_manager.engine.spark_session.createDataFrame(rows, FACT.struct_type)
+    digest = pipeline.io_manager.config_digests[FACT.name]
+    publish_frame(pipeline, frame, Window(START, END), config_digest=digest)
 
 
 def expected_months(orders: Sequence[Order]) -> Iterator[tuple]:
@@ -68,8 +70,8 @@ def customers_in(orders: Sequence[Order], first: date, last: date) -> set[str]:
 def test_months_weeks_and_days_around(engine, spark, tmp_path: Path) -> None:
     pipeline = Pipeline(engine, tmp_path, end=END, today=END, tables=PLACE)
     orders = invent_orders(Random(4))
-    land(pipeline, orders)
-    pipeline.run(START, END - DAY, DAILY)
+    publish_facts(pipeline, orders)
+    pipeline.run(START, END - DAY, [returning_customers.name])
     pipeline.run_days(MONTHS, [revenue_monthly.name, revenue_growth.name])
     sundays = Grain.WEEKLY_SUNDAY.whole_partitions(Window(START, END))
     pipeline.run_days(sundays, [active_customers_weekly.name])

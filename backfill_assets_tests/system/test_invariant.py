@@ -421,12 +421,15 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 0)) for n in range(LIVES)]
+    ("seed", "steps"),
+    [(0, 5), *(pytest.param(n, STEPS, marks=pytest.mark.slow) for n in range(LIVES))],
 )
-def test_no_record_and_no_state_claims_what_is_not_so(engine, spark, tmp_path, monkeypatch, seed):
+def test_no_record_and_no_state_claims_what_is_not_so(
+    engine, spark, tmp_path, monkeypatch, seed, steps
+):
     life = Life(engine, tmp_path, seed, monkeypatch)
     life.load_first_days()
-    for _ in range(STEPS):
+    for _ in range(steps):
         life.take_step()
         life.check_claims()
     life.finish_all()

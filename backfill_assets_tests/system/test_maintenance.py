@@ -113,16 +113,26 @@ def scattered(original, tmp_path) -> Pipeline:
     return Pipeline(original.io_manager.engine, tmp_path)
 
 
-def test_files_become_fewer_and_nothing_else_changes(scattered):
+def run_command(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(pipeline.warehouse))
+    monkeypatch.setattr(Engine, "from_settings", lambda _: pipeline.io_manager.engine)
+    return main(["maintain", *words])
+
+
+def test_files_become_fewer_and_nothing_else_changes(scattered, monkeypatch, capsys):
+    """By the command; then runs go on as before, and only the days that are worth it are next."""
     before, digests = scattered.log(FACT.name).version(), scattered.digests()
-    result = maintain_facts(scattered)
-    assert (result.table, result.problems, result.notes, result.removed) == (FACT.name, [], [], 0)
-    assert result.compacted == [day(1), day(2), day(3)]
-    assert result.before.by_day == dict.fromkeys(result.compacted, FILES)
-    assert result.after.by_day == dict.fromkeys(result.compacted, 1)
-    assert result.after.bytes_by_day.total() < result.before.bytes_by_day.total()
-    assert (result.before.version, result.after.version) == (before, before + 1)
+    assert run_command(scattered, monkeypatch, FACT.name) == 0
+    heading, row, summary = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["table", "versions", "files", "size", "days", "compacted", "removed"]
+    assert row.split()[:7] == [
+        FACT.name, str(before), "→", str(before + 1), str(3 * FILES), "→", "3"
+    ]  # fmt: skip
+    assert row.split()[-2:] == ["3", "0"]
+    assert summary == "3 day(s) were compacted and hold what they held, by their digests"
     assert list_operations(scattered, before) == ["OPTIMIZE"]
+    files = TableFiles.from_log(scattered.log(FACT.name), FACT)
+    assert files.by_day == {day(1): 1, day(2): 1, day(3): 1}
     assert scattered.digests() == digests
     # What was replaced can still be had.
     assert customers_of_day(scattered, 2, before - 1) == {"a"}
@@ -131,60 +141,77 @@ def test_files_become_fewer_and_nothing_else_changes(scattered):
     assert all(ledger.current_record(day(n)) for n in (1, 2, 3))
     # A second time there is nothing to do, and no commit says so.
     repeated = maintain_facts(scattered)
+    assert (repeated.table, repeated.problems, repeated.notes) == (FACT.name, [], [])
     assert (repeated.compacted, repeated.removed) == ([], 0)
-    assert repeated.before == repeated.after == result.after
+    assert repeated.before == repeated.after == files
 
-
-def test_runs_go_on_as_before(scattered):
-    publish_range(scattered, range(1, 4), "a")
-    maintain_facts(scattered)
-    version = scattered.log(FACT.name).version()
-    results = publish_range(scattered, range(1, 4), "a")
-    assert [result.outcome.value for result in results] == ["identical"] * 3
-    assert scattered.log(FACT.name).version() == version
+    # Runs go on as before.
+    (result,) = publish_range(scattered, range(1, 2), "a")
+    assert result.outcome.value == "identical"
+    assert scattered.log(FACT.name).version() == before + 1
     publish_range(scattered, range(3, 4), "c")
-    assert scattered.log(FACT.name).version() == version + 1
+    assert scattered.log(FACT.name).version() == before + 2
     assert customers_of_day(scattered, 3) == {"c"}
 
-
-def test_only_the_days_that_are_worth_it(scattered):
-    maintain_facts(scattered)
-    publish_range(scattered, range(3, 4), "c")
+    # The next time it is for the day that was written since.
     result = maintain_facts(scattered)
     assert result.compacted == [day(3)]
     assert result.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
-    full = TableFiles(1, result.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
-    assert full.fragmented_days == [], "as many files as Delta would make of so many bytes"
+    assert result.after.by_day == files.by_day
+    assert result.after.bytes_by_day.total() < result.before.bytes_by_day.total()
+    assert (result.before.version, result.after.version) == (before + 2, before + 3)
 
 
-def test_a_dry_run_tells_what_would_be_done(scattered, tmp_path):
-    old = age_pipeline(scattered, 40, tmp_path / "later")
-    before = sorted((p, p.stat().st_mtime) for p in old.root.rglob("*"))
-    result = maintain_facts(old, dry_run=True)
-    assert (result.compacted, result.removed) == ([day(1), day(2), day(3)], FILES)
-    assert result.before == result.after
-    assert sorted((p, p.stat().st_mtime) for p in old.root.rglob("*")) == before
+def test_as_many_files_as_delta_would_make_are_left_alone():
+    full = TableFiles(
+        1, Counter({day(1): 1, day(3): FILES}), Counter({day(1): 1, day(3): FILES << 30})
+    )
+    assert full.fragmented_days == []
 
 
 def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp_path):
     first, second = (record.version for record in scattered.io_manager.ledger(FACT).records)
+    left = table_path(scattered) / "writing-old" / "_temporary" / "0" / "part-0.parquet"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half of a file")
     old = age_pipeline(scattered, 40, tmp_path / "later")
     (killed := table_path(old) / f"run_date={day(1)}" / "part-of-a-killed-run.parquet").touch()
     os.utime(killed, (0, 0))
     (notes := table_path(old) / "_notes" / "of somebody").mkdir(parents=True)
     (notes / "x").touch()
     os.utime(notes / "x", (0, 0))
+    (writing := table_path(old) / "writing-new" / "part-0.parquet").parent.mkdir()
+    writing.write_bytes(b"half of a file")
+
+    # A dry run tells what would be done: the files of day 2, which was replaced 40 days ago, the
+    # killed run's, and the folder.
+    before = sorted((p, p.stat().st_mtime) for p in old.root.rglob("*"))
+    result = maintain_facts(old, dry_run=True)
+    assert (result.compacted, result.removed) == ([day(1), day(2), day(3)], FILES + 2)
+    assert result.before == result.after
+    assert sorted((p, p.stat().st_mtime) for p in old.root.rglob("*")) == before
+
+    # Files of versions that readers are told stay; what killed runs left goes in its time.
     publish_range(old, range(3, 4), "c")
     version, digests = old.log(FACT.name).version(), old.digests()
     commits_before = set((table_path(old) / "_delta_log").glob("*.json"))
-
+    (old.warehouse / VERSIONS_FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
     result = maintain_facts(old)
-    assert result.problems == []
-    # Those of day 2, which was replaced 40 days ago, and the killed run's.
-    assert result.removed == FILES + 1
+    assert (result.removed, result.problems) == (1, [])
+    assert f"{VERSIONS_FILE} names version {first}" in result.notes[0]
+    assert customers_of_day(old, 2, first) == {"a"}
+    assert not (table_path(old) / "writing-old").exists()
+    assert killed.exists()
+
+    # Once newer ones belong together, they go.
+    newer = {"tables": {FACT.name: result.after.version}}
+    (old.warehouse / VERSIONS_FILE).write_text(json.dumps(newer))
+    result = maintain_facts(old)
+    assert (result.removed, result.problems) == (FILES + 1, [])
     assert list_operations(old, version) == ["OPTIMIZE", "VACUUM START", "VACUUM END"]
     assert not killed.exists()
     assert (notes / "x").exists()
+    assert writing.exists()
     with pytest.raises(Exception, match=r"(?i)file.*(not exist|not found|missing)"):
         customers_of_day(old, 2, first)
     # Written 40 days ago, but replaced only now.
@@ -199,21 +226,6 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
         "identical"
     }
     assert old.log(FACT.name).version() == after
-
-
-def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
-    first, _ = (record.version for record in scattered.io_manager.ledger(FACT).records)
-    old = age_pipeline(scattered, 40, tmp_path / "later")
-    (old.warehouse / VERSIONS_FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
-    result = maintain_facts(old)
-    assert (result.removed, result.problems) == (0, [])
-    assert f"{VERSIONS_FILE} names version {first}" in result.notes[0]
-    assert customers_of_day(old, 2, first) == {"a"}
-    # Once newer ones belong together, they go.
-    (old.warehouse / VERSIONS_FILE).write_text(
-        json.dumps({"tables": {FACT.name: result.after.version}})
-    )
-    assert maintain_facts(old).removed == FILES
 
 
 def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):
@@ -282,8 +294,10 @@ class Session:
         return self.spark.sql(statement)
 
 
-def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
-    """The one error is made up, as which of the two goes first cannot be told before."""
+def test_a_run_that_goes_first_is_told_in_a_sentence_and_any_other_failure_is_a_problem(
+    scattered, spark
+):
+    """The first error is made up, as which of the two goes first cannot be told before."""
     target = f"delta.`{scattered.warehouse / CORRECTIONS.name}`"
     spark.sql(f"CREATE TABLE {target} (run_date DATE) USING DELTA")
 
@@ -299,12 +313,11 @@ def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
     assert first.before == first.after
     assert (second.table, second.removed) == (CORRECTIONS.name, None)
 
-
-def test_any_other_failure_is_a_problem(scattered, spark):
     def raise_disk_full():
         raise PySparkException("No space left on device")
 
-    (result,) = run_maintenance(Session(spark, raise_disk_full), scattered.deployment)
+    failing = Session(spark, raise_disk_full)
+    (result,) = run_maintenance(failing, scattered.deployment, [FACT.name])
     assert result.removed is None
     (problem,) = result.problems
     assert "No space left on device" in problem
@@ -363,24 +376,6 @@ def test_rows_changed_behind_the_log_are_not_taken_for_the_compactions_doing(sca
     assert problem.startswith(f"{FACT.name} [2024-01-02]: these days hold other rows than their")
 
 
-def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
-    old = table_path(scattered) / "writing-old" / "_temporary" / "0" / "part-0.parquet"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"half of a file")
-    soon, late = (
-        age_pipeline(scattered, days, tmp_path / str(days), undo_days=30) for days in (1, 40)
-    )
-    new = table_path(late) / "writing-new" / "part-0.parquet"
-    new.parent.mkdir()
-    new.write_bytes(b"half of a file")
-    for aged in (soon, late):
-        maintain_facts(aged)
-        assert maintain_facts(aged, dry_run=True).problems == []
-    assert (table_path(soon) / "writing-old").exists()
-    assert not (table_path(late) / "writing-old").exists()
-    assert new.exists()
-
-
 # the command and the job
 
 
@@ -389,33 +384,26 @@ def test_an_unknown_table(pipeline, spark):
         list(run_maintenance(spark, pipeline.deployment, ["orders"]))
 
 
-def test_the_command(scattered, monkeypatch, capsys):
-    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
-    monkeypatch.setattr(Engine, "from_settings", lambda _: scattered.io_manager.engine)
-    version = scattered.log(FACT.name).version()
-    assert main(["maintain", "--dry-run"]) == 0
-    output = capsys.readouterr().out
-    assert "a dry run: nothing was done" in output
-    assert scattered.log(FACT.name).version() == version
-    assert main(["maintain", FACT.name]) == 0
-    heading, row, summary = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["table", "versions", "files", "size", "days", "compacted", "removed"]
-    assert row.split()[:7] == [
-        FACT.name, str(version), "→", str(version + 1), str(3 * FILES), "→", "3"
-    ]  # fmt: skip
-    assert row.split()[-2:] == ["3", "0"]
-    assert summary == "3 day(s) were compacted and hold what they held, by their digests"
-
-
 def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch, capsys):
     bad = MaintenanceResult(
         FACT.name, *[TableFiles.from_log(scattered.log(FACT.name), FACT)] * 2, problems=["oh"]
     )
     monkeypatch.setattr(maintenance, "run_maintenance", lambda *_, **__: iter([bad]))
-    monkeypatch.setattr(Engine, "from_settings", lambda _: scattered.io_manager.engine)
-    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
-    assert main(["maintain"]) == 1
+    assert run_command(scattered, monkeypatch) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "oh"
+
+
+def test_a_dry_run_of_the_command_and_of_the_job(scattered, monkeypatch, capsys):
+    version = scattered.log(FACT.name).version()
+    assert run_command(scattered, monkeypatch, "--dry-run") == 0
+    assert "a dry run: nothing was done" in capsys.readouterr().out
+    result = run_job(scattered, dry_run=True)
+    assert result.success
+    (event,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
+    metadata = event.step_output_data.metadata
+    assert f"\n| {FACT.name} | " in metadata["maintenance"].value
+    assert metadata["notes"].value == "- a dry run: nothing was done"
+    assert scattered.log(FACT.name).version() == version
 
 
 def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
@@ -428,15 +416,6 @@ def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
         run_config={"ops": {"maintain_tables": {"config": config}}},
         raise_on_error=False,
     )
-
-
-def test_the_job(scattered):
-    result = run_job(scattered, dry_run=True)
-    assert result.success
-    (event,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
-    metadata = event.step_output_data.metadata
-    assert f"\n| {FACT.name} | " in metadata["maintenance"].value
-    assert metadata["notes"].value == "- a dry run: nothing was done"
 
 
 def test_the_job_fails_with_the_problems(scattered, monkeypatch):

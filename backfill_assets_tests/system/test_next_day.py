@@ -53,7 +53,7 @@ def published_meters(meters: Pipeline) -> dict[date, int]:
 
 
 def test_each_night_publishes_the_day_that_has_arrived(meters):
-    for n in range(1, 6):
+    for n in (1, 2):
         if n > 1:
             send_readings(meters, n, n - 1, "abc")
         else:
@@ -75,19 +75,22 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
     assert graph.policy_of(consumption.name).expected_days(day(30)).end == day(5)
     assert graph.policy_of(READINGS.raw.name).expected_days(day(30)).end == day(6)
 
-    lateness = sorted(meters.rows(READINGS.lateness.name), key=lambda row: row["log_date"])
-    assert [(row["lines"], row["late_lines"]) for row in lateness] == [(0, 0)] + [(3, 0)] * 4
-
     # A line in the window, which begins when lines usually arrive, and one beyond it.
-    send_readings(meters, 6, 5, "abc")
-    send_readings(meters, 6, 4, "d")
-    send_readings(meters, 6, 3, "d")
-    meters.night(day(7))
-    assert published_meters(meters) == {day(1): 3, day(2): 3, day(3): 3, day(4): 4, day(5): 3}
-    assert [row["event_date"] for row in meters.rows(READINGS.late.name)] == [day(3)]
-    (row,) = (row for row in meters.rows(READINGS.lateness.name) if row["log_date"] == day(6))
-    assert (row["late_lines"], row["beyond_lines"]) == (2, 1)
-    assert row["delay_days_max"] == 2
+    send_readings(meters, 3, 2, "abc")
+    send_readings(meters, 4, 3, "abc")
+    send_readings(meters, 4, 2, "d")
+    send_readings(meters, 4, 1, "d")
+    meters.night(day(5))
+    assert published_meters(meters) == {day(1): 3, day(2): 4, day(3): 3}
+    assert [row["event_date"] for row in meters.rows(READINGS.late.name)] == [day(1)]
+    lateness = sorted(meters.rows(READINGS.lateness.name), key=lambda row: row["log_date"])
+    assert [(row["lines"], row["late_lines"], row["beyond_lines"]) for row in lateness] == [
+        (0, 0, 0),
+        (3, 0, 0),
+        (3, 0, 0),
+        (5, 2, 1),
+    ]
+    assert lateness[-1]["delay_days_max"] == 2
 
 
 def test_when_lines_arrive_decides_rows(monkeypatch):

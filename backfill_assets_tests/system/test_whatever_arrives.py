@@ -10,14 +10,14 @@ import os
 import random
 from decimal import Decimal
 
+import dagster as dg
 import pytest
 
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.delta.commits import Writer
-from backfill_assets.orders.tables import CURRENT, RAW, REJECTED, TABLES
-from backfill_assets.publish import publication
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, REJECTED, STAGED
 from backfill_assets_tests.helpers.landing_truth import list_differences
-from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
 
 pytestmark = pytest.mark.timeout(14400)
@@ -31,9 +31,10 @@ class Killed(Exception):
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))]
+    ("seed", "days"),
+    [(0, 4), *(pytest.param(seed, DAYS, marks=pytest.mark.slow) for seed in range(SEEDS))],
 )
-def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
+def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed, days):
     chance = random.Random(seed)
     window_days = chance.choice([0, 1, 2, 3, 5, 8]) if seed else 1
     drop = seed % 3 == 1
@@ -59,7 +60,7 @@ def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
         return result
 
     monkeypatch.setattr(Writer, "commit", commit_or_die)
-    for n in range(DAYS):
+    for n in range(days):
         source.simulate_day(START + n * DAY)
         today = START + (n + 1) * DAY
         if chance.random() < 0.4:  # some log day, loaded by hand before its turn
@@ -75,47 +76,36 @@ def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
         assert not list_differences(p.settings, truth), today
 
 
-def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
-    """Days 1 and 5 have new lines; what lies between them is neither read nor computed."""
-    for n in range(1, 6):
-        pipeline.land(n, [order(f"o{n}", n)])
-    pipeline.run(1, 5, EVERYTHING)
-    built: dict[str, list[Window]] = {}
-    audit = publication.audit_days
-
-    def audit_recorded(plan, computed):
-        built.setdefault(plan.table.name, []).append(plan.days)
-        return audit(plan, computed)
-
-    monkeypatch.setattr(publication, "audit_days", audit_recorded)
-    pipeline.land(1, [order("new", 1)], "more.jsonl")
-    pipeline.land(5, [order("newest", 5)], "more.jsonl")
-    pipeline.run(1, 6, EVERYTHING)
-    # A log day has the early lines of the folder before it.
-    assert [list(days) for days in built["raw_orders"]] == [[day(n) for n in (1, 2, 5, 6)]]
-    assert [list(days) for days in built["fact_daily_orders"]] == [[day(n) for n in (1, 5, 6)]]
-    assert {r["run_date"]: r["orders"] for r in pipeline.rows("fact_daily_orders")} == {
-        day(n): 2 if n in (1, 5) else 1 for n in range(1, 6)
-    }
-
-
 def test_a_start_that_moves_earlier(engine, spark, tmp_path):
     """Days before the first one were in no total; now they are, with all that had been logged."""
     late = Pipeline(engine, tmp_path, start=day(3), window_days=1)
     for n in (1, 2, 3):
         late.land(n, [order(f"o{n}", n)])
     late.land(4, [order("late", 1, "5.00", ingested=f"{day(4)}T09:00:00Z"), order("o4", 4)])
-    late.night(day(5))
-    assert {r["run_date"] for r in late.rows("fact_daily_orders_current")} == {day(3), day(4)}
-    details = late.io_manager.ledger(TABLES["late_orders"]).latest[day(4)].days[day(4)]
-    assert "1 line(s) tell of days before 2024-01-03" in details.findings["conservation"][1]
-    moved = Pipeline(engine, tmp_path, start=day(1), window_days=1)
+    result = late.run(3, 4, (RAW.name, LATE.name, CURRENT.name))
+    assert {r["run_date"] for r in late.rows(CURRENT.name)} == {day(3), day(4)}
+    check = next(
+        e
+        for e in result.get_asset_check_evaluations()
+        if (e.asset_key.path, e.check_name, e.partition)
+        == ([LATE.name], "conservation", str(day(4)))
+    )
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "1 line(s) tell of days before 2024-01-03, the first of all" in check.description
+    assert check.metadata["before the first day"].value == 1
+    moved = Pipeline(engine, tmp_path, start=day(1), window_days=1, end=day(5))
     moved.instance = late.instance
-    moved.night(day(5))
+    assert {
+        d
+        for request in moved.tick_schedule()
+        if RAW.name in request.run_key
+        for d in days_of_run(request.tags) or ()
+    } >= {day(1), day(2)}
+    moved.run(1, 4, (RAW.name, STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name))
     current = {r["run_date"]: (r["orders"], r["revenue"]) for r in moved.rows(CURRENT.name)}
     assert current == {
         day(1): (2, Decimal("15.00")),
         **{day(n): (1, Decimal("10.00")) for n in (2, 3, 4)},
     }
-    changed = {r["run_date"]: r["revenue"] for r in moved.rows("fact_order_corrections")}
+    changed = {r["run_date"]: r["revenue"] for r in moved.rows(CORRECTIONS.name)}
     assert changed == {day(1): Decimal("5.00")}
