@@ -3,10 +3,10 @@
     python -m backfill_assets_tests.mutants.session WANTED RESULTS ARGUMENT ...
 
 All tests run once, which tells what functions each of them reaches, and in which time. Then a
-process is forked for each mutant. It runs the tests that reach its function, the shortest first, to
-the first that fails. All is imported and collected by then: a mutant takes milliseconds where
-mutmut, which has pytest begin anew, takes a second. Its time is limited in CPU seconds, of which a
-loaded machine does not take more.
+process is forked for each mutant. It runs the tests that reach its function to the first that
+fails: those that found other mutants of the function, then the shortest. All is imported and
+collected by then: a mutant takes a fraction of a second where mutmut, which has pytest begin anew,
+takes several. Its time is limited in CPU seconds, of which a loaded machine does not take more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import resource
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
 from math import ceil
@@ -45,8 +45,11 @@ class MutantSession:
         self._mutants = mutants
         self._results = results
         self._processes = os.cpu_count() or 1
-        self._mutant_by_pid: dict[int, str] = {}
-        self._in_fork = False
+        #: By process, the mutant and where the process tells which test has failed.
+        self._forks: dict[int, tuple[str, int]] = {}
+        #: In a fork, where to tell that.
+        self._failures: int | None = None
+        self._found_by: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
         self._seconds: dict[pytest.Item, float] = {}
 
@@ -62,13 +65,14 @@ class MutantSession:
                 self._test_mutant(mutant, session)
                 if number % _REPORTED_EVERY == 0:
                     print(f"{number} of {len(self._mutants)} mutants", file=sys.stderr)
-            while self._mutant_by_pid:
+            while self._forks:
                 self._await_one()
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """End at the first failure: the mutant is killed."""
-        if self._in_fork and report.failed:
+        if self._failures is not None and report.failed:
+            os.write(self._failures, report.nodeid.encode())
             os._exit(_KILLED)
 
     def _run_unchanged(self, items: Sequence[pytest.Item]) -> None:
@@ -84,25 +88,29 @@ class MutantSession:
         set_mutant_under_test("")
 
     def _test_mutant(self, mutant: str, session: pytest.Session) -> None:
-        items = self._tests[mangled_name_from_mutant_name(mutant)]
+        function = mangled_name_from_mutant_name(mutant)
+        items = self._tests[function]
         if not items:
             self._note(mutant, _NO_TESTS)
             return
-        if len(self._mutant_by_pid) == self._processes:
+        if len(self._forks) == self._processes:
             self._await_one()
+        failures, failures_end = os.pipe()
         pid = os.fork()
         if pid:
-            self._mutant_by_pid[pid] = mutant
+            os.close(failures_end)
+            self._forks[pid] = mutant, failures
             return
         code = _INTERNAL_ERROR
         try:
-            self._in_fork = True
+            self._failures = failures_end
             _be_silent()
             session.config.pluginmanager.unregister(name="terminalreporter")
             seconds = ceil(_BASE_SECONDS + _SECONDS_FACTOR * sum(self._seconds[i] for i in items))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
             set_mutant_under_test(mutant)
-            items = sorted(items, key=self._seconds.__getitem__)
+            found = self._found_by[function]
+            items = sorted(items, key=lambda item: (-found[item.nodeid], self._seconds[item]))
             for item, next_item in zip_longest(items, items[1:]):
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
             code = _SURVIVED
@@ -111,10 +119,16 @@ class MutantSession:
 
     def _await_one(self) -> None:
         """Note what became of the next mutant that ends; a test may have left other processes."""
-        mutant = None
-        while mutant is None:
+        fork = None
+        while fork is None:
             pid, status = os.wait()
-            mutant = self._mutant_by_pid.pop(pid, None)
+            fork = self._forks.pop(pid, None)
+        mutant, failures = fork
+        with os.fdopen(failures, "rb", buffering=0) as stream:
+            # A test may have left a process that holds the other end: no reading to the end.
+            os.set_blocking(failures, False)
+            if failed := stream.read():
+                self._found_by[mangled_name_from_mutant_name(mutant)][failed.decode()] += 1
         self._note(mutant, os.waitstatus_to_exitcode(status))
 
     def _note(self, mutant: str, exit_code: int) -> None:
