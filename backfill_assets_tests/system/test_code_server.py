@@ -42,7 +42,7 @@ def told(server, tmp_path) -> Reports:
     return {name: json.loads((tmp_path / name).read_text()) for name in "ab"}
 
 
-def test_what_is_loaded_once_and_what_each_has_of_its_own(told):
+def test_what_is_loaded_once_what_each_has_of_its_own_and_that_they_end(told, tmp_path):
     a, b = told["a"], told["b"]
     assert a["definitions"] == b["definitions"] == 1
     assert a["parent"] == b["parent"]
@@ -53,8 +53,7 @@ def test_what_is_loaded_once_and_what_each_has_of_its_own(told):
     # By which one run would interrupt the other.
     assert a["tag"] != b["tag"]
 
-
-def test_they_end_as_processes_do(told, tmp_path):
+    # They end as processes do.
     (tmp_path / "end").touch()
     wait_for((tmp_path / "all ended").exists)
     assert (tmp_path / "a.ended").exists()

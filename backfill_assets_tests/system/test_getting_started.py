@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
+from contextlib import chdir
+from pathlib import Path
+from unittest.mock import patch
 
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.cli.output import Output
+from backfill_assets.cli.runs import run_days
+from backfill_assets.settings import load_env_file
 from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, code_blocks
-from backfill_assets_tests.helpers.paths import BIN
-from backfill_assets_tests.helpers.reader import reader_environment
+from backfill_assets_tests.helpers.reader import Reader, reader_environment
 
 PAGE = PAGES["docs/getting-started.md"]
 COMMANDS = code_blocks("docs/getting-started.md", "bash")
@@ -21,11 +27,14 @@ def squeeze(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_the_tutorial_does_what_it_says(tmp_path):
-    """All in one shell, as a reader has it; the clone is a folder with the environment."""
-    (tmp_path / "clone").mkdir()
-    (tmp_path / "clone/.venv").symlink_to(BIN.parent)
-    script, expected, commands = ["set -euo pipefail"], {}, 0
+def test_the_tutorial_does_what_it_says(engine, spark, tmp_path, capsys):
+    """All in one shell, as a reader has it; the clone is a folder with the environment.
+
+    Our commands and Dagster's are run in this process. But `night --run` starts processes: what it
+    starts is run as such where nothing has changed, so that it needs no engine.
+    """
+    (tmp_path / "clone/.venv").mkdir(parents=True)
+    script, expected, commands = [], {}, 0
     for block in BLOCK.finditer(PAGE):
         body = block[2]
         if body in COMMANDS:
@@ -36,20 +45,11 @@ def test_the_tutorial_does_what_it_says(tmp_path):
             script.append(f"cat > {file} <<'END_OF_FILE'\n{body}END_OF_FILE")
         else:
             expected[commands] = squeeze(body)
-    result = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path / "clone",
-        env=reader_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-6000:]
-    outputs = dict(
-        re.findall(r"^@@ (\d+)$(.*?)(?=^@@ |\Z)", result.stdout, re.DOTALL | re.MULTILINE)
-    )
+    with Reader(engine, tmp_path) as reader:
+        (tmp_path / "clone/.venv/bin").symlink_to(reader.programs)
+        status, printed = reader.type("\n".join(script), tmp_path / "clone")
+    assert status == 0, printed[-6000:]
+    outputs = dict(re.findall(r"^@@ (\d+)$(.*?)(?=^@@ |\Z)", printed, re.DOTALL | re.MULTILINE))
     assert len(outputs) == commands
     for number, lines in expected.items():
         printed = squeeze(outputs[str(number)])
@@ -62,3 +62,18 @@ def test_the_tutorial_does_what_it_says(tmp_path):
     assert "new input: stg_readings" in states
     assert "2024-03-06" in undo
     assert "dagster asset materialize" not in undo, "nothing is asked for again"
+    assert_a_run_in_a_process_finds_nothing_to_do(tmp_path / "energy", capsys)
+
+
+def assert_a_run_in_a_process_finds_nothing_to_do(project: Path, capsys) -> None:
+    """What `night --run` starts, on days that are as they were loaded."""
+    tables, days = (
+        ["raw_readings", "raw_readings_rejected"],
+        Window.parse("2024-03-01...2024-03-05"),
+    )
+    with chdir(project), patch.dict(os.environ, reader_environment(), clear=True):
+        load_env_file(project)
+        capsys.readouterr()
+        assert run_days(Output(), str(project / ".dagster"), tables, days, {})
+    identical = "identical raw_readings 5 days, raw_readings_rejected 5 days"
+    assert identical in capsys.readouterr().out

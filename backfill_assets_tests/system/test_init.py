@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 from datetime import date, datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 import yaml
 
 from backfill_assets.cli import main
-from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.helpers.paths import BIN, PROJECT
-
-
-def run_make(folder: Path, target: str) -> str:
-    """What `run_make` says, in an environment that has no settings of this process."""
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("BACKFILL_ASSETS_", "DAGSTER_"))
-    }
-    if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
-        environment["BACKFILL_ASSETS_JARS"] = jars
-    environment["BACKFILL_ASSETS_SPARK_CONF"] = json.dumps(SMALL)
-    command = ["make", "-C", str(folder), target, f"BIN={BIN}"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.reader import Reader
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +20,23 @@ def project(tmp_path_factory):
     return folder
 
 
-def test_the_demo_and_the_test_of_a_new_project_pass(project):
+def test_the_demo_and_the_test_of_a_new_project_pass(project, engine, spark):
+    """In a shell; our commands, Dagster's and the project's test are run in this process."""
+
+    def run_make(target: str) -> str:
+        status, printed = reader.type(f"make {target} BIN={reader.programs}", project)
+        assert status == 0, printed[-6000:]
+        return printed
+
     (text,) = re.findall(r"_END=(.*)\n", (project / ".env").read_text())
     end = date.fromisoformat(text)
     assert timedelta(0) <= datetime.now(timezone.utc).date() - end <= timedelta(days=1)
-    shown = run_make(project, "demo")
+    with Reader(engine, project) as reader:
+        shown, tested = run_make("demo"), run_make("test")
     for table in ("raw_payments", "stg_payments", "account_totals_7d"):
         (cells,) = [cells for line in shown.splitlines() if (cells := line.split())[:1] == [table]]
         assert cells[1:3] == ["14", f"{end - timedelta(days=14)}...{end - timedelta(days=1)}"]
-    assert "1 passed" in run_make(project, "test")
+    assert "1 passed" in tested
 
 
 def test_dagster_shows_the_names_of_the_project(project):
