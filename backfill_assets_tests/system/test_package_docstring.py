@@ -52,8 +52,8 @@ def test_a_late_line_makes_its_day_stale_and_the_next_run_counts_it(visits):
     assert read_counts(visits) == {day(1): 1}
     land_visit(visits, 2, "late", began_n=1)
     land_visit(visits, 2, "second", began_n=2)
-    visits.run(2, 2, ["raw_visits", "raw_visits_rejected"])
+    visits.run(2, 2, ["raw_visits"])
     snapshot = read_snapshot(visits.deployment, visits.instance, visits.now)
     assert day_states("stg_visits", snapshot)[day(1)] is DayState.INPUT_NEWER
-    visits.run(1, 2, tables)
+    visits.run(1, 2, ["stg_visits", "daily_visits"])
     assert read_counts(visits) == {day(1): 2, day(2): 1}
