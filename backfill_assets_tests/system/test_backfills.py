@@ -94,14 +94,12 @@ def test_stages_one_after_another(pipeline):
         pipeline,
         "2024-01-01...2024-01-04",
         tables=CHAIN,
-        pilot_days=1,
-        chunk_days=2,
+        pilot_days=3,
         reason="first",
     )
     assert [(name, str(w)) for name, w in plan.stages] == [
-        ("pilot", "2024-01-01"),
-        ("001", "2024-01-02...2024-01-03"),
-        ("002", "2024-01-04"),
+        ("pilot", "2024-01-01...2024-01-03"),
+        ("rest", "2024-01-04"),
     ]
     launch_plan(pipeline, plan.id)
     with pytest.raises(BackfillRefusedError, match="is under way"):
@@ -112,11 +110,11 @@ def test_stages_one_after_another(pipeline):
             break
         if "under way" in (text := tick_planned_backfills(pipeline)):
             backfill_ids.append(run_stage(pipeline))
-    assert backfill_ids == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
+    assert backfill_ids == [f"{plan.id}-pilot", f"{plan.id}-rest"]
     state = state_store.load(pipeline.instance, plan.id)
     assert (state.complete, state.ended) == (True, "complete and reconciled"), text
     record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(4)]
-    assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
+    assert (record.backfill_id, record.reason) == (f"{plan.id}-rest", "first")
     spark = pipeline.io_manager.engine.spark_session
     result = reconcile_backfill(pipeline.deployment, pipeline.instance, spark, plan.id)
     assert result.problems == []
@@ -130,7 +128,7 @@ def test_stages_one_after_another(pipeline):
 def check_history_pages(pipeline, plan):
     """From the records of Dagster and of the tables, an undo of one stage among them."""
     before = {name: ledger.version for name, ledger in read_ledgers(pipeline.deployment).items()}
-    run_undo(pipeline, f"{plan.id}-002")
+    run_undo(pipeline, f"{plan.id}-rest")
     ledgers = read_ledgers(pipeline.deployment)
     backfill_history = read_history(pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
@@ -143,9 +141,9 @@ def check_history_pages(pipeline, plan):
     )
     assert [step.command for step in backfill_history.events if step.command] == [
         f"backfill-assets plan 2024-01-01...2024-01-04 --select {','.join(CHAIN)} "
-        "--pilot-days 1 --chunk-days 2 --reason first",
+        "--pilot-days 3 --reason first",
         f"backfill-assets backfill {plan.id}",
-        f"backfill-assets undo {plan.id}-002 --reason 'a drill'",
+        f"backfill-assets undo {plan.id}-rest --reason 'a drill'",
     ]
     assert {
         s.outcome for s in backfill_history.events if s.action.startswith("reconciliation")
@@ -173,7 +171,7 @@ def check_history_pages(pipeline, plan):
     }
     undid = ledgers[FACT.name].records[-1].run_id[:8]
     (step,) = read_history(pipeline.instance, ledgers, undid).events
-    assert step.command == f"backfill-assets undo {plan.id}-002 --reason 'a drill'"
+    assert step.command == f"backfill-assets undo {plan.id}-rest --reason 'a drill'"
 
 
 def test_the_account_of_what_was_not_planned(pipeline):
