@@ -19,7 +19,7 @@ from backfill_assets.spark.frames import (
 )
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
-from backfill_assets_tests.helpers.dagster_homes import known_revisions
+from backfill_assets_tests.helpers.dagster_homes import remember_revisions
 from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
@@ -82,9 +82,9 @@ def _clean_environment() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _known_revisions() -> Iterator[None]:
+def _remember_revisions() -> Iterator[None]:
     """Instances of Dagster, of which most tests make some, read no revisions of databases."""
-    with known_revisions():
+    with remember_revisions():
         yield
 
 

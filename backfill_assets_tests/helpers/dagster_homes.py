@@ -39,7 +39,7 @@ def _made_home(dagster_yaml: str) -> Path:
 
 
 @contextmanager
-def known_revisions() -> Iterator[None]:
+def remember_revisions() -> Iterator[None]:
     """The revisions of Dagster's databases are read once, not by each instance, in memory too.
 
     Alembic reads some ninety files for them.
