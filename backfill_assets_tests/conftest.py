@@ -19,6 +19,7 @@ from backfill_assets.spark.frames import (
 )
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
+from backfill_assets_tests.helpers.dagster_homes import remember_revisions
 from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
@@ -78,6 +79,13 @@ def _clean_environment() -> None:
         if name.startswith("BACKFILL_ASSETS_") and name != "BACKFILL_ASSETS_JARS":
             del os.environ[name]
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remember_revisions() -> Iterator[None]:
+    """Instances of Dagster, of which most tests make some, read no revisions of databases."""
+    with remember_revisions():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from tempfile import mkdtemp
 
 import dagster as dg
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backfill_assets.backfills.stages import RECONCILES_TAG
@@ -94,9 +92,9 @@ class Webhook:
 class Desk:
     """The sensor with its cursor, which a test ticks; every tick is one after a restart."""
 
-    def __init__(self, url: str | None, instance: dg.DagsterInstance | None = None) -> None:
+    def __init__(self, url: str | None, instance: dg.DagsterInstance) -> None:
         self.url = url
-        self.instance = instance or instance_in(Path(mkdtemp()))
+        self.instance = instance
         self.incidents: list[Incident] = []
         self.find: Callable[[], Sequence[Incident]] = lambda: list(self.incidents)
         self.cursor: str | None = None
@@ -183,10 +181,23 @@ def webhook() -> Iterator[Webhook]:
     hook.close()
 
 
+@pytest.fixture(scope="module")
+def instance_of_all(tmp_path_factory: pytest.TempPathFactory) -> dg.DagsterInstance:
+    """An instance for all tests: its tables are made once."""
+    return instance_in(tmp_path_factory.mktemp("instance"))
+
+
 @pytest.fixture
-def desk(webhook: Webhook) -> Desk:
+def instance(instance_of_all: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An instance in which nothing has happened."""
+    instance_of_all.wipe()
+    return instance_of_all
+
+
+@pytest.fixture
+def desk(webhook: Webhook, instance: dg.DagsterInstance) -> Desk:
     """A desk that has ticked once before anything happened."""
-    desk = Desk(webhook.url)
+    desk = Desk(webhook.url, instance)
     assert desk.tick() == "nothing new to tell"
     return desk
 
@@ -467,8 +478,10 @@ def test_a_run_that_came_to_no_step_says_why(desk: Desk, webhook: Webhook):
     assert "\nThe process of the run is gone.\nhttp" in webhook.accepted[0]
 
 
-def test_a_fresh_start_tells_what_is_wrong_now_and_no_run_of_the_past(webhook: Webhook):
-    desk = Desk(webhook.url)
+def test_a_fresh_start_tells_what_is_wrong_now_and_no_run_of_the_past(
+    webhook: Webhook, instance: dg.DagsterInstance
+):
+    desk = Desk(webhook.url, instance)
     desk.fail_run(nightly)
     desk.incidents = [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
@@ -625,11 +638,11 @@ def test_a_message_that_is_never_taken_does_not_hold_up_the_others(desk: Desk, w
     assert desk.outbox.attempts == {"check failed: poison": 3}
 
 
-def test_a_server_that_is_down_gets_the_alert_when_it_is_up():
+def test_a_server_that_is_down_gets_the_alert_when_it_is_up(instance: dg.DagsterInstance):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    desk = Desk(f"http://127.0.0.1:{port}/services/{SECRET}")
+    desk = Desk(f"http://127.0.0.1:{port}/services/{SECRET}", instance)
     desk.incidents = [make_incident(5)]
     assert desk.tick() == "could not deliver (ConnectionError, attempt 1): 1 alert waiting"
     hook = Webhook(port)
@@ -698,8 +711,8 @@ def test_a_url_that_leads_nowhere_is_an_error_and_no_exception(url: str):
     }
 
 
-def test_without_a_webhook_nothing_is_touched(webhook: Webhook):
-    desk = Desk(webhook.url)
+def test_without_a_webhook_nothing_is_touched(webhook: Webhook, instance: dg.DagsterInstance):
+    desk = Desk(webhook.url, instance)
     desk.incidents = [make_incident(5)]
     desk.tick()
     before, desk.url = desk.cursor, None
@@ -748,8 +761,10 @@ def test_a_tick_that_was_killed_before_its_cursor_was_saved_tells_again(
         Outbox().to_text().replace('"blind": 0', '"blind": 1e999'),
     ],
 )
-def test_a_garbled_cursor_is_a_fresh_start(webhook: Webhook, cursor: str):
-    desk = Desk(webhook.url)
+def test_a_garbled_cursor_is_a_fresh_start(
+    webhook: Webhook, instance: dg.DagsterInstance, cursor: str
+):
+    desk = Desk(webhook.url, instance)
     desk.fail_run(nightly)
     desk.cursor, desk.incidents = cursor, [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
@@ -775,12 +790,14 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(outboxes)
 @example(Outbox(reported={("hole", "raw_orders", "20240105"): {}}))
 def test_an_outbox_is_the_same_after_a_restart(outbox: Outbox):
     assert Outbox.from_text(outbox.to_text()) == outbox
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(list(json.loads(Outbox().to_text()))), values)
 def test_no_cursor_breaks_the_sensor(name: str, value: object):
     saved = {**json.loads(Outbox().to_text()), name: value}

@@ -35,14 +35,15 @@ from backfill_assets_tests.helpers.command_line import (
     save_plan,
     usage_error,
 )
+from backfill_assets_tests.helpers.dagster_homes import make_home
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 
 @pytest.fixture(autouse=True)
 def _deployment(monkeypatch, tmp_path):
-    for name in ("landing/orders", "warehouse", "home"):
+    for name in ("landing/orders", "warehouse"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    make_home(tmp_path / "home", "telemetry: {enabled: false}\n")
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "landing"))
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(tmp_path / "warehouse"))
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
-import pytest
-from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
@@ -143,23 +141,3 @@ class Energy(pa.DataFrameModel):
 
 def test_a_table_has_the_key_that_pandera_calls_unique():
     assert Table("energy", Energy).key == ("meter_id",)
-
-
-def test_delta_holds_the_checks_as_constraints(spark, tmp_path):
-    """Whoever writes to the table later is refused as the audit would."""
-    url, table = str(tmp_path / "energy"), Table("energy", Energy)
-    spark.createDataFrame([], table.struct_type).write.format("delta").save(url)
-    for name, rule in table.check_constraints.items():
-        spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
-
-    def append_row(meter: str, state: str) -> None:
-        row = (date(2024, 1, 5), meter, state)
-        spark.createDataFrame([row], table.struct_type).write.format("delta").mode("append").save(
-            url
-        )
-
-    append_row("m17", "it's on")
-    for meter, state in (("m17", "on"), ("x17", "off"), ("mm", "off")):
-        with pytest.raises(Exception, match="CHECK constraint"):
-            append_row(meter, state)
-    assert DeltaTable(url).to_pyarrow_table().num_rows == 1

@@ -68,6 +68,8 @@ class Place:
         self.settings(LANDING=self.landing.parent, WAREHOUSE=self.facts.parent)
         # The calendar of the sample is over.
         self.settings(END="2024-01-06", JARS=self.jars())
+        self.java_home = os.environ.get("JAVA_HOME", "")
+        self.install_java(root / "jdk", "17.0.9")
 
     def env(self, name: str, value: object) -> None:
         self.patch.setenv(name, str(value))
@@ -75,6 +77,21 @@ class Place:
     def settings(self, **values: object) -> None:
         for name, value in values.items():
             self.env(f"BACKFILL_ASSETS_{name}", value)
+
+    def install_java(self, home: Path, version: str) -> None:
+        """Set JAVA_HOME to what says that it is of a version: a JVM takes its time to say so."""
+        java = home / "bin/java"
+        java.parent.mkdir(parents=True)
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        self.env("JAVA_HOME", home)
+
+    def use_own_java(self) -> None:
+        """Set JAVA_HOME as this machine has it."""
+        if self.java_home:
+            self.env("JAVA_HOME", self.java_home)
+        else:
+            self.patch.delenv("JAVA_HOME")
 
     def folder(self, day: date) -> Path:
         path = self.landing / f"arrival_date={day}"
@@ -128,6 +145,7 @@ def run_doctor(capsys, *options: str) -> tuple[int, list[dict]]:
 
 
 def test_nothing_is_wrong(place, capsys):
+    place.use_own_java()
     status, report = run_doctor(capsys)
     assert [line for line in report if line["level"] != "ok"] == []
     assert status == 0
@@ -211,11 +229,7 @@ def _no_java(place: Place) -> None:
 
 
 def _old_java(place: Place) -> None:
-    java = place.root / "bin/java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
-    java.chmod(0o755)
-    place.env("JAVA_HOME", place.root)
+    place.install_java(place.root / "old", "11.0.2")
 
 
 def _no_jars(place: Place) -> None:

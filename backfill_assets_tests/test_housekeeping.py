@@ -1,7 +1,6 @@
 """Housekeeping: what is taken out of Dagster's storage, and that Dagster knows no less of a day."""
 
 import random
-import shutil
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -17,6 +16,7 @@ from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.helpers.dagster_homes import make_home
 from backfill_assets_tests.helpers.paths import dagster_yaml
 
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-08")
@@ -55,13 +55,13 @@ def _orders_asset() -> dg.AssetsDefinition:
 
 with warnings.catch_warnings():
     ORDERS = _orders_asset()
+ORDERS_JOB = dg.Definitions([ORDERS]).resolve_implicit_global_asset_job_def()
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "home"
-    folder.mkdir()
-    shutil.copy(dagster_yaml(), folder / "dagster.yaml")
+    make_home(folder, dagster_yaml().read_text())
     monkeypatch.setenv("DAGSTER_HOME", str(folder))
     return folder
 
@@ -78,8 +78,7 @@ def run_days(instance: dg.DagsterInstance, first: int, last: int | None = None, 
         "dagster/asset_partition_range_start": KEYS[first],
         "dagster/asset_partition_range_end": KEYS[first if last is None else last],
     }
-    defs = dg.Definitions([ORDERS])
-    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+    result = ORDERS_JOB.execute_in_process(
         instance=instance, tags={**days, **tags}, raise_on_error=False
     )
     return result.run_id
@@ -169,8 +168,7 @@ def test_a_day_that_failed_stays_failed_until_it_is_made(home, instance):
 
 
 def test_what_has_not_ended_stays(instance):
-    orders_job = dg.Definitions([ORDERS]).resolve_implicit_global_asset_job_def()
-    created_run = instance.create_run_for_job(orders_job)
+    created_run = instance.create_run_for_job(ORDERS_JOB)
     prune_runs(instance, utc_now() + SOON)
     assert instance.get_run_by_id(created_run.run_id)
 
@@ -185,7 +183,7 @@ def test_the_runs_of_a_plan_that_is_kept_stay_in_the_list(instance):
     assert instance.get_run_by_id(other) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_dagster_knows_no_less_whatever_ran(seed, home, instance):
     """Any runs, forgotten in between at any moment: what is known of the days is the same."""
     rng = random.Random(seed)
@@ -264,27 +262,32 @@ class _Plan:
         self.made, self.began, self.took = planned_at, began, took
 
 
-@pytest.mark.parametrize(
-    ("plan", "gone"),
-    [
-        (_Plan(planned_at=10), True),
-        (_Plan(planned_at=100), False),
-        (_Plan(planned_at=10, began=20, took=30), True),
-        (_Plan(planned_at=10, began=20, took=80), False),
-        (_Plan(planned_at=0), False),
-    ],
-)
-@pytest.mark.parametrize("under_way", [False, True])
-def test_old_plans(plan, gone, under_way, instance, monkeypatch):
-    instance.add_dynamic_partitions("backfill_assets_plans", ["abc"])
-    if under_way:
-        instance.add_dynamic_partitions(state_store.ACTIVE, ["abc"])
+#: Plans, and whether they are forgotten when what ended before 100 is.
+PLANS = {
+    "over": (_Plan(planned_at=10), True),
+    "young": (_Plan(planned_at=100), False),
+    "long over": (_Plan(planned_at=10, began=20, took=30), True),
+    "just over": (_Plan(planned_at=10, began=20, took=80), False),
+    "of an earlier release": (_Plan(planned_at=0), False),
+}
+
+
+def test_old_plans(instance, monkeypatch):
+    active = {f"{name}, under way" for name in PLANS}
+    plans = {
+        name: (plan, gone and name in PLANS)
+        for own_name, (plan, gone) in PLANS.items()
+        for name in (own_name, f"{own_name}, under way")
+    }
+    instance.add_dynamic_partitions("backfill_assets_plans", [*plans])
+    instance.add_dynamic_partitions(state_store.ACTIVE, [*active])
     store = instance.daemon_cursor_storage
-    store.set_cursor_values({"backfill_assets/plan/abc": "a plan"})
+    store.set_cursor_values({f"backfill_assets/plan/{name}": "a plan" for name in plans})
     with monkeypatch.context() as patched:
-        patched.setattr(state_store, "load", lambda *_: plan)
-        assert state_store.delete_older(instance, 100) == ["abc"] * (gone and not under_way)
-    assert state_store.list_ids(instance) == ["abc"] * (under_way or not gone)
-    if gone and not under_way:
-        with pytest.raises(state_store.BackfillRefusedError, match="there is no plan abc"):
-            state_store.load(instance, "abc")
+        patched.setattr(state_store, "load", lambda _, name: plans[name][0])
+        forgotten = state_store.delete_older(instance, 100)
+    assert sorted(forgotten) == sorted(name for name, (_, gone) in plans.items() if gone)
+    assert {*state_store.list_ids(instance)} == plans.keys() - {*forgotten}
+    for name in forgotten:
+        with pytest.raises(state_store.BackfillRefusedError, match=f"there is no plan {name}"):
+            state_store.load(instance, name)

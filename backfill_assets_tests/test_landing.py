@@ -766,51 +766,52 @@ def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
     assert read_versions(lines, ORDER_LINES, "UTC").collect() == []
 
 
-@pytest.mark.parametrize(
-    ("text", "control"),
-    [
-        ('{"rows": 2, "amount": "3.50"}', Control(2, Decimal("3.5"))),
-        ('\ufeff{"rows": 2.0, "amount": 3, "by": "shop"}', Control(2, Decimal(3))),
-        ('{"rows": 0, "amount": 9007199254740993.01}', Control(0, Decimal("9007199254740993.01"))),
-        ("", None),
-        ("[2, 3]", None),
-        ("null", None),
-        ("{}", None),
-        ('{"rows": 2}', None),
-        ('{"rows": "two", "amount": 1}', None),
-        ('{"rows": null, "amount": 1}', None),
-        ('{"rows": 1.5, "amount": 1}', None),
-        ('{"rows": [1], "amount": 1}', None),
-        ('{"rows": Infinity, "amount": 1}', None),
-        ('{"rows": NaN, "amount": 1}', None),
-        ('{"rows": 1e999999999, "amount": 1}', None),
-        ('{"rows": 1, "amount": "NaN"}', None),
-        ('{"rows": 1, "amount": "1,50"}', None),
-        ('{"rows": 1, "amount": 1} x', None),
-        ("[" * 100_000, None),
-        ('{"rows": 1, "amount": %s}' % ("7" * 3_000_000), None),
-        ('{"rows": 1, "amount": %s}' % ("7" * 900_000), None),
-        ('{"rows": 1, "amount": "1.%s"}' % ("0" * 900_000), None),
-        ('{"rows": %s, "amount": 1}' % ("7" * 900_000), None),
-        ('{"rows": 1, "amount": 1e999999999}', None),
-        ('{"%s": 1}' % ("x" * 900_000), None),
-        ("\udcff", None),
-    ],
-)
-def test_control_files(spark, tmp_path: Path, text: str, control: Control | None) -> None:
-    (make_folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
-    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert listed.controls == ({} if control is None else {DAY: control})
-    assert list(listed.control_problems) == ([DAY] if control is None else [])
-    assert len(str(listed.control_problems)) < 1000
+#: The text of a control file, and what it says, or None where it cannot be used.
+CONTROLS: list[tuple[str, Control | None]] = [
+    ('{"rows": 2, "amount": "3.50"}', Control(2, Decimal("3.5"))),
+    ('\ufeff{"rows": 2.0, "amount": 3, "by": "shop"}', Control(2, Decimal(3))),
+    ('{"rows": 0, "amount": 9007199254740993.01}', Control(0, Decimal("9007199254740993.01"))),
+    ("", None),
+    ("[2, 3]", None),
+    ("null", None),
+    ("{}", None),
+    ('{"rows": 2}', None),
+    ('{"rows": "two", "amount": 1}', None),
+    ('{"rows": null, "amount": 1}', None),
+    ('{"rows": 1.5, "amount": 1}', None),
+    ('{"rows": [1], "amount": 1}', None),
+    ('{"rows": Infinity, "amount": 1}', None),
+    ('{"rows": NaN, "amount": 1}', None),
+    ('{"rows": 1e999999999, "amount": 1}', None),
+    ('{"rows": 1, "amount": "NaN"}', None),
+    ('{"rows": 1, "amount": "1,50"}', None),
+    ('{"rows": 1, "amount": 1} x', None),
+    ("[" * 100_000, None),
+    ('{"rows": 1, "amount": %s}' % ("7" * 3_000_000), None),
+    ('{"rows": 1, "amount": %s}' % ("7" * 900_000), None),
+    ('{"rows": 1, "amount": "1.%s"}' % ("0" * 900_000), None),
+    ('{"rows": %s, "amount": 1}' % ("7" * 900_000), None),
+    ('{"rows": 1, "amount": 1e999999999}', None),
+    ('{"%s": 1}' % ("x" * 900_000), None),
+    ("\udcff", None),
+]
 
 
-def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
-    (make_folder(tmp_path) / "_control.json").mkdir()
-    assert (
-        "_control.json"
-        in probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW).control_problems[DAY]
-    )
+def test_control_files(spark, tmp_path: Path) -> None:
+    """Each of a day of its own, as one file says nothing of another day."""
+    control_days = [DAY + timedelta(days=n) for n in range(len(CONTROLS) + 1)]
+    for arrival, (text, _) in zip(control_days, CONTROLS, strict=False):
+        path = make_folder(tmp_path, arrival) / "_control.json"
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    (make_folder(tmp_path, control_days[-1]) / "_control.json").mkdir()
+    window = Window(DAY, control_days[-1] + timedelta(days=1))
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, window)
+    expected = dict(zip(control_days, [control for _, control in CONTROLS] + [None], strict=True))
+    assert listed.controls == {d: control for d, control in expected.items() if control}
+    assert {*listed.control_problems} == {d for d, control in expected.items() if not control}
+    for arrival, problem in listed.control_problems.items():
+        assert "_control.json" in str(problem), arrival
+        assert len(str(problem)) < 1000, arrival
 
 
 # --- through the pipeline -----------------------------------------------------------------------
@@ -832,70 +833,66 @@ def conservation_checks(
     }
 
 
-def test_a_broken_file_fails_its_day_until_it_is_mended(pipeline: Pipeline) -> None:
-    for n in range(1, 6):
+def test_a_broken_file_and_a_control_file_that_disagrees_fail_their_days(
+    pipeline: Pipeline,
+) -> None:
+    controls = {
+        6: '{"rows": 1, "amount": "10.00"}',
+        7: '{"rows": 2, "amount": "10.00"}',
+        8: '{"rows": 1, "amount": "10.01"}',
+        9: "rows=1",
+        11: '{"rows": 0, "amount": 0}',
+        12: '{"rows": 1, "amount": "10.00"}',
+    }
+    for n in range(1, 11):
+        # A rejected line is none of the orders that the source counts.
         pipeline.land(n, [order(f"o{n}", n), "rejected"])
     whole = gzip.compress(json.dumps(order("late", 3, ingested=f"{day(4)}T01:00:00Z")).encode())
     broken = pipeline.folder(3) / "part 1.jsonl.gz"
     broken.write_bytes(whole[:-12])
+    for n, text in controls.items():
+        (pipeline.folder(n) / "_control.json").write_text(text)
 
-    result = pipeline.run(1, 5, RAW_STEP, fails=True)
+    result = pipeline.run(1, 12, RAW_STEP, fails=True)
 
+    # The broken file fails its day, and the next one says that lines of its may be lost.
     name = f"arrival_date={day(3)}/part 1.jsonl.gz"
-    assert name in pipeline.failure(result)
-    for table_name in RAW_STEP:
-        assert pipeline.materialized(table_name) == day_keys(1, 2, 4, 5)
-    assert {str(row["log_date"]) for row in pipeline.rows("raw_orders")} == day_keys(1, 2, 4, 5)
-    assert {str(row["arrival_date"]) for row in pipeline.rows("raw_orders_rejected")} == day_keys(
-        1, 2, 4, 5
-    )
+    message = pipeline.failure(result)
+    assert name in message
+    assert all(str(day(n)) in message for n in (7, 8, 9, 12))
+    loaded = day_keys(1, 2, 4, 5, 6, 10, 11)
+    # The source's totals are about orders: what was rejected is on record.
+    rejected = day_keys(1, 2, *range(4, 13))
+    assert pipeline.materialized("raw_orders") == loaded
+    assert pipeline.materialized("raw_orders_rejected") == rejected
+    # On the 11th nothing landed but the file that says so, on the 12th not even that is so.
+    with_orders = loaded - day_keys(11)
+    assert {str(row["log_date"]) for row in pipeline.rows("raw_orders")} == with_orders
+    with_rejects = rejected - day_keys(11, 12)
+    assert {
+        str(row["arrival_date"]) for row in pipeline.rows("raw_orders_rejected")
+    } == with_rejects
     checks = conservation_checks(result)
     assert {k: (c.passed, c.severity.value) for k, c in checks.items()} == {
-        **dict.fromkeys(day_keys(1, 2, 5), (True, "ERROR")),
-        str(day(3)): (False, "ERROR"),
+        **dict.fromkeys(loaded, (True, "ERROR")),
+        **dict.fromkeys(day_keys(3, 7, 8, 9, 12), (False, "ERROR")),
         str(day(4)): (False, "WARN"),
     }
     assert name in checks[str(day(3))].description
     assert name in checks[str(day(4))].description
+    assert "says 2 orders, 1 were read" in checks[str(day(7))].description
+    assert "says 10.01 in total, 10.00 was read" in checks[str(day(8))].description
+    assert "control.json is not" in checks[str(day(9))].description
+    assert "says 1 orders, 0 were read" in checks[str(day(12))].description
 
+    # Both are mended.
     broken.write_bytes(whole)
-    mended = pipeline.run(3, 4, RAW_STEP)
+    (pipeline.folder(7) / "_control.json").write_text('{"rows": 1, "amount": 10}')
+    mended = pipeline.run_days([day(3), day(4), day(7)], RAW_STEP)
     assert all(check.passed for check in conservation_checks(mended).values())
-    for table_name in RAW_STEP:
-        assert pipeline.materialized(table_name) == day_keys(1, 2, 3, 4, 5)
+    assert pipeline.materialized("raw_orders") == loaded | day_keys(3, 7)
+    assert pipeline.materialized("raw_orders_rejected") == rejected | day_keys(3)
     # The line was early: it is logged on the day after its file's.
     logged = sorted((str(row["log_date"]), row["order_id"]) for row in pipeline.rows("raw_orders"))
-    assert logged == sorted([*((str(day(n)), f"o{n}") for n in range(1, 6)), (str(day(4)), "late")])
-
-
-def test_a_control_file_that_disagrees_blocks_its_day(pipeline: Pipeline) -> None:
-    controls = {
-        1: '{"rows": 1, "amount": "10.00"}',
-        2: '{"rows": 2, "amount": "10.00"}',
-        3: '{"rows": 1, "amount": "10.01"}',
-        4: "rows=1",
-        6: '{"rows": 0, "amount": 0}',
-        7: '{"rows": 1, "amount": "10.00"}',
-    }
-    for n in range(1, 6):
-        # A rejected line is none of the orders that the source counts.
-        pipeline.land(n, [order(f"o{n}", n), "rejected"])
-    for n, text in controls.items():
-        (pipeline.folder(n) / "_control.json").write_text(text)
-
-    result = pipeline.run(1, 7, RAW_STEP, fails=True)
-
-    assert pipeline.materialized("raw_orders") == day_keys(1, 5, 6)
-    checks = conservation_checks(result)
-    assert "says 2 orders, 1 were read" in checks[str(day(2))].description
-    assert "says 10.01 in total, 10.00 was read" in checks[str(day(3))].description
-    assert "control.json is not" in checks[str(day(4))].description
-    assert "says 1 orders, 0 were read" in checks[str(day(7))].description
-    message = pipeline.failure(result)
-    assert all(str(day(n)) in message for n in (2, 3, 4, 7))
-    # The source's totals are about orders: what was rejected is on record.
-    assert pipeline.materialized("raw_orders_rejected") == day_keys(1, 2, 3, 4, 5, 6, 7)
-
-    (pipeline.folder(2) / "_control.json").write_text('{"rows": 1, "amount": 10}')
-    pipeline.run(2, 2, RAW_STEP)
-    assert pipeline.materialized("raw_orders") == day_keys(1, 2, 5, 6)
+    numbers = (1, 2, 3, 4, 5, 6, 7, 10)
+    assert logged == sorted([*((str(day(n)), f"o{n}") for n in numbers), (str(day(4)), "late")])

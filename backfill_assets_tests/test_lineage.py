@@ -98,7 +98,7 @@ def test_a_run_and_its_undo(engine, spark, tmp_path, monkeypatch):
     assert [*failed["params"]] == ["2024-01-02"]
 
     path.unlink()
-    pipeline.run(1, 1, ASSETS)
+    pipeline.run(1, 1, [RAW.name])
     assert not path.exists()  # nothing was committed
     undo = run_undo(pipeline, run_id)
     undone = [e for e in read_events(path) if e["eventType"] == "COMPLETE"]

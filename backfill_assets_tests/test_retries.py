@@ -62,6 +62,7 @@ from backfill_assets.monitoring.incidents import disk_failures
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as engines
 from backfill_assets.spark.jars import EngineError
+from backfill_assets_tests.helpers.dagster_homes import make_home
 from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
 from backfill_assets_tests.helpers.process_kills import kill_kinds
 
@@ -227,9 +228,12 @@ def test_a_server_that_does_not_answer(monkeypatch):
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    make_home(tmp_path, "telemetry: {enabled: false}\n")
     retries = {"enabled": True, "max_retries": 2, "retry_on_asset_or_op_failure": False}
-    with dg.instance_for_test(overrides={"run_retries": retries}) as test_instance:
+    with dg.instance_for_test(
+        temp_dir=str(tmp_path), overrides={"run_retries": retries}
+    ) as test_instance:
         yield test_instance
 
 

@@ -20,7 +20,7 @@ from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.invented_logs import ledger
-from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 from backfill_assets_tests.helpers.publish_rows import make_plan
 
 
@@ -86,7 +86,7 @@ def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
     pipeline.land(2, [*same, order("t", 2, "100.00", "far")])
     pipeline.land(3, [order("x", 3, "1.00", "turned"), order("y", 3, "2.00", "turned")])
     pipeline.land(4, [order("z", 4)])
-    result = pipeline.run(1, 4, [*LAYERS, spans.name], fails=True)
+    result = pipeline.run(1, 4, ["raw_orders", STAGED.name, spans.name], fails=True)
     assert {row["run_date"] for row in pipeline.rows(spans.name)} == {day(1), day(4)}
 
     properties = pipeline.log(spans.name).metadata().configuration

@@ -318,23 +318,23 @@ def test_a_control_file_has_no_amount_where_none_is_declared(everything: dict) -
     assert everything["found"].controls == {DAY: Control(12, None)}
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{"rows": 1, "amount": "1.00"}', "ValueError: the source visits declares no amount"),
-        ('{"rows": 1.5}', "rows must be a whole number"),
-        ("{}", "KeyError"),
-        ("[]", "TypeError"),
-    ],
-)
-def test_control_files_that_cannot_be_used(spark, tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "visits" / f"arrival_date={DAY}"
-    path.mkdir(parents=True)
-    (path / "_control.json").write_text(text)
-    files = probe_files(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
+def test_control_files_that_cannot_be_used(spark, tmp_path: Path) -> None:
+    reasons = {
+        '{"rows": 1, "amount": "1.00"}': "ValueError: the source visits declares no amount",
+        '{"rows": 1.5}': "rows must be a whole number",
+        "{}": "KeyError",
+        "[]": "TypeError",
+    }
+    for n, text in enumerate(reasons):
+        path = tmp_path / "visits" / f"arrival_date={DAY + timedelta(days=n)}"
+        path.mkdir(parents=True)
+        (path / "_control.json").write_text(text)
+    window = Window(DAY, DAY + timedelta(days=len(reasons)))
+    files = probe_files(spark, str(tmp_path), VISITS, window)
     assert files.controls == {}
-    assert files.control_problems[DAY].startswith("_control.json is not {'rows': N} (")
-    assert why in files.control_problems[DAY]
+    for arrival, why in zip(window, reasons.values(), strict=True):
+        assert files.control_problems[arrival].startswith("_control.json is not {'rows': N} (")
+        assert why in files.control_problems[arrival]
 
 
 def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
@@ -393,8 +393,10 @@ TIMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
-@pytest.mark.parametrize("typed_frames", [0, 2])
+@pytest.mark.parametrize(
+    ("zone", "typed_frames"),
+    [("Europe/Berlin", 0), ("Europe/Berlin", 2), pytest.param("UTC", 2, marks=pytest.mark.slow)],
+)
 def test_moments_in_parquet_are_not_read_as_times_of_the_zone(
     spark, tmp_path: Path, monkeypatch, zone: str, typed_frames: int
 ) -> None:

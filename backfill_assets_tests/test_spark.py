@@ -355,6 +355,7 @@ def test_jars_that_cannot_be_fetched(monkeypatch, tmp_path, stderr):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_jars_without_a_network(monkeypatch, tmp_path):
     """The real resolution, behind a proxy that is not there."""
     dead = "-D{0}.proxyHost=127.0.0.1 -D{0}.proxyPort=1"
@@ -418,11 +419,12 @@ def rewritten_as_before(spark, url: str, days: str) -> None:
 def test_times_are_kept_with_statistics_and_old_files_stay_good(pipeline, spark):
     for n in (1, 2, 3):
         pipeline.land(n, [order(f"o{n}", n, f"{n}.00", at=f"0{n}:00"), order("moves", 1)])
-    pipeline.run(1, 2)
+    names = ("raw_orders", "stg_orders")
+    pipeline.run(1, 2, names)
     new = pipeline.digests()
     assert set(timestamp_encodings(pipeline).values()) == {("INT64", True)}
     rewritten_as_before(spark, str(pipeline.warehouse / "raw_orders"), "log_date = '2024-01-01'")
-    pipeline.run(3)
+    pipeline.run(3, None, names)
     assert timestamp_encodings(pipeline) == {
         str(day(1)): ("INT96", False),
         str(day(2)): ("INT64", True),
@@ -538,9 +540,9 @@ SECRETS = {
 def test_a_jvm_gets_its_settings_by_files_of_its_owner(tmp_path):
     before = os.umask(0)
     try:
-        config = server_settings(
-            load_settings(spark_conf=SECRETS, jars=tmp_path / "jars"), tmp_path
-        )
+        settings = load_settings(spark_conf=SECRETS, jars=tmp_path / "jars")
+        config = server_settings(settings, tmp_path)
+        assert "hush" not in str(connect_server_command(settings, 15099, tmp_path))
     finally:
         os.umask(before)
     options = tmp_path / "java.options"

@@ -29,7 +29,7 @@ RIGHT = st.lists(st.tuples(KEYS, st.sampled_from("vw")), max_size=6)
     "inner",
     0.05,
 )
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_rows_are_those_of_the_plain_join(spark, left_rows, right_rows, how, hot):
     rows = spark.createDataFrame([(id_, k, n, None) for id_, (k, n) in left_rows], ROWS)
     other = spark.createDataFrame([(k, n, v) for (k, n), v in right_rows], OTHERS)

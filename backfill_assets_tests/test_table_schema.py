@@ -33,7 +33,7 @@ from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.invented_states import make_healthy_ledgers, make_snapshot
-from backfill_assets_tests.helpers.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day
 from backfill_assets_tests.helpers.publish_rows import (
     OPTIONAL,
     WIDER,
@@ -227,10 +227,18 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
 # --- with Spark -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def loaded(pipeline, spark) -> Pipeline:
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory) -> Path:
+    """Two days of one row, to be copied."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
     publish_frame(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
-    return pipeline
+    return pipeline.root
+
+
+@pytest.fixture
+def loaded(engine, original, tmp_path) -> Pipeline:
+    copy_loaded(original, tmp_path)
+    return Pipeline(engine, tmp_path)
 
 
 def publish_wide(

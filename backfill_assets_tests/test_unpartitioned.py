@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.delta.ledger_reader import read_unpartitioned
+from backfill_assets_tests.helpers.written_logs import append_commit, commit_info
 from backfill_assets_tests.own_tables import my_refresh
 
 
@@ -28,28 +30,35 @@ def read_content(url: Path) -> str | None:
     return read_unpartitioned(str(url)).content
 
 
-def test_columns_that_swap_names_are_other_rows(spark, mapped):
-    before = read_content(mapped)
-    for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
-        spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
-    (row,) = spark.read.format("delta").load(str(mapped)).collect()
-    assert (row["low"], row["high"]) == (2.0, 1.0)
-    swapped = read_content(mapped)
-    assert swapped != before
-    # And back again they are the same rows.
-    for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
-        spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
-    assert read_content(mapped) == before
-
-
-def test_what_changes_no_row_of_a_table_with_mapped_columns(spark, mapped):
+def test_of_a_table_with_mapped_columns_rows_and_names_count_and_nothing_else(spark, mapped):
+    # What changes no row.
     before = read_content(mapped)
     spark.sql(f"ALTER TABLE delta.`{mapped}` ALTER COLUMN low COMMENT 'the lowest of a day'")
     spark.sql(f"ALTER TABLE delta.`{mapped}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"OPTIMIZE delta.`{mapped}`")
     assert read_content(mapped) == before
+    # Columns that swap names are other rows.
+    metadata = last_metadata(mapped)
+    for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
+        spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
+    (row,) = spark.read.format("delta").load(str(mapped)).collect()
+    assert (row["low"], row["high"]) == (2.0, 1.0)
+    assert read_content(mapped) != before
+    # And back again they are the same rows.
+    append_commit(mapped, commit_info("RENAME COLUMN"), {"metaData": metadata})
+    assert read_content(mapped) == before
+    # A row more.
     spark.sql(f"INSERT INTO delta.`{mapped}` VALUES ('USD', 1.0, 2.0)")
     assert read_content(mapped) != before
+
+
+def last_metadata(url: Path) -> dict:
+    """What the newest commit that says something of the columns says."""
+    for path in sorted((url / "_delta_log").glob("*.json"), reverse=True):
+        for action in map(json.loads, path.read_text().splitlines()):
+            if "metaData" in action:
+                return action["metaData"]
+    raise AssertionError("no commit says anything of the columns")
 
 
 def test_of_a_table_without_mapped_columns_the_last_commit_of_rows_tells(tmp_path):

@@ -174,10 +174,10 @@ def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) 
 
 
 def test_all_tables_in_utc(
-    one_session_engine: Engine, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
+    engine: Engine, spark, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
-    """In the session for many rows."""
-    pipeline = deployment(one_session_engine, landing, landing, tables=EXAMPLES)
+    """In the session for few rows."""
+    pipeline = deployment(engine, landing, landing, tables=EXAMPLES)
     daily = [name for name in tables_of(pipeline.settings) if name != WEEKLY]
     pipeline.run(1, DAYS, daily)
     # A run has days or weeks, not both.
@@ -188,10 +188,12 @@ def test_all_tables_in_utc(
 
 
 def test_orders_in_another_time_zone(
-    engine: Engine, spark, landing: Path, snapshot: SnapshotAssertion, renews: bool
+    one_session_engine: Engine, landing: Path, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
-    """Folders are named in UTC, and days end at 15:00 of these; in the session for few rows."""
-    pipeline = deployment(engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo")
+    """Folders are named in UTC, and days end at 15:00 of these; in the session for many rows."""
+    pipeline = deployment(
+        one_session_engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo"
+    )
     names = [*tables_of(pipeline.settings)]
     pipeline.run(1, DAYS, names)
     assert_published(pipeline, names, {*Window(START, day(DAYS + 1))})

@@ -42,7 +42,8 @@ def process_arguments() -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="there is no /proc here")
-@pytest.mark.parametrize("where", ["embedded", "on a server"])
+# That the command of a server names no value is shown in `test_spark.py` as well.
+@pytest.mark.parametrize("where", ["embedded", pytest.param("on a server", marks=pytest.mark.slow)])
 def test_the_value_of_a_setting_is_no_argument_of_a_process(where, tmp_path):
     environment = {**os.environ, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(CONF)}
     if where == "embedded":
