@@ -69,10 +69,15 @@ class MutantSession:
                 self._await_one()
         return True
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """End at the first failure: the mutant is killed."""
-        if self._failures is not None and report.failed:
-            os.write(self._failures, report.nodeid.encode())
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> None:
+        """End a fork at the first failure: the mutant is killed.
+
+        Before pytest makes a report, for which it would parse a file with all mutants of a module.
+        """
+        error = call.excinfo
+        if self._failures is not None and error and not error.errisinstance(pytest.skip.Exception):
+            os.write(self._failures, item.nodeid.encode())
             os._exit(_KILLED)
 
     def _run_unchanged(self, items: Sequence[pytest.Item]) -> None:
