@@ -257,6 +257,7 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
     assert "2 line(s) worth 8.25" in incident.detail
 
 
+@pytest.mark.slow
 def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, window_days=0, end=day(6))
     for n in range(1, 6):

@@ -22,7 +22,6 @@ from backfill_assets.cli.output import Output
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets_guide.examples.customers.features import features
-from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.pipeline import (
     START,
@@ -39,10 +38,9 @@ PUBLISHED = (RAW.name, STAGED.name, FACT.name)
 WEEKS = (weekly.name,)
 
 
-GAPPED = [*ORDERS, customer_lifetime_value, features, weekly]
+GAPPED = [*ORDERS, features, weekly]
 #: One of each kind that reads other days than its own, and all that these are made of.
 BY_DAY = (STAGED.name, FACT.name, CURRENT.name, features.name)
-STATEFUL = customer_lifetime_value.name
 DECLARED = "backfill_assets_tests.system.test_days_with_gaps:GAPPED"
 
 
@@ -53,18 +51,16 @@ def make_pipeline(engine, root: Path) -> Pipeline:
 
 
 def test_sets_in_any_order_give_the_rows_of_one_range(engine, spark, tmp_path):
-    """All kinds of tables; a day is computed by the set that it is in and by no other."""
+    """Of tables that read other days as well; a day is computed by no set but its own."""
     ranged = make_pipeline(engine, tmp_path / "range")
-    ranged.run(1, LAST, (RAW.name, *BY_DAY, STATEFUL))
+    ranged.run(1, LAST, (RAW.name, *BY_DAY))
     ranged.run_days([START], WEEKS)
     gapped = make_pipeline(engine, tmp_path / "sets")
     chance, numbers = Random(3), list(range(1, LAST + 1))
     chance.shuffle(numbers)
     parts = [{day(n) for n in numbers[:3]}, {day(n) for n in numbers[3:]}]
-    # A stateful table is built from its first day on: each set is one stretch.
-    stretches = [{day(n) for n in range(1, 5)}, {day(n) for n in range(5, LAST + 1)}]
-    for names, sets in (((RAW.name,), parts), (BY_DAY, parts), ((STATEFUL,), stretches)):
-        for days in sets:
+    for names in ((RAW.name,), BY_DAY):
+        for days in parts:
             logs = {name: load_log(str(gapped.warehouse / name)) for name in names}
             gapped.run_days(days, names)
             for name, log in logs.items():
