@@ -7,7 +7,12 @@ from pyspark.sql import functions as F
 
 from backfill_assets.backfills import accept_code as acceptance
 from backfill_assets.backfills import state_store
-from backfill_assets.backfills.accept_code import AcceptanceRefusedError, accept_code, spread_evenly
+from backfill_assets.backfills.accept_code import (
+    AcceptanceRefusedError,
+    AcceptedCode,
+    accept_code,
+    spread_evenly,
+)
 from backfill_assets.backfills.reconcile import code_provenance
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.history import as_json, format_day_history
@@ -16,66 +21,68 @@ from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT
 from backfill_assets.tables import code_version
-from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order, run_undo
 
+TABLES = ("raw_orders", "raw_orders_rejected", "stg_orders", FACT.name)
 RAISED = {kind: number + 1 for kind, number in code_version.ROWS_VERSION.items()}
 
 
-@pytest.fixture(scope="module")
-def upgraded(engine, spark, tmp_path_factory):
+@pytest.fixture
+def upgraded(engine, spark, tmp_path):
     """Two days published by other code, as part of a backfill and of a plan; a third has landed."""
-    root = tmp_path_factory.mktemp("upgraded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code_version, "ROWS_VERSION", RAISED)
-        before = Pipeline(engine, root, window_days=0)
+        before = Pipeline(engine, tmp_path, window_days=0)
         for n in (1, 2, 3):
             before.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", "c2")])
-        before.run(1, 2, tags={"dagster/backfill": "underway"})
-        plan = make_plan(before, f"{day(1)}...{day(3)}")
-    after = Pipeline(engine, root, land=False, window_days=0)
+        before.run(1, 2, TABLES, tags={"dagster/backfill": "underway"})
+        plan = make_plan(before, f"{day(1)}...{day(3)}", tables=TABLES)
+    after = Pipeline(engine, tmp_path, land=False, window_days=0)
     after.instance = before.instance
     return after, plan
 
 
 def plan_outcomes(pipeline: Pipeline, days: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    plan = make_plan(pipeline, days)
+    plan = make_plan(pipeline, days, tables=TABLES)
     return {
         name: tuple((outcome.value, reason) for outcome, reason, _ in forecast.days_by_reason())
         for name, forecast in plan.tables.items()
     }
 
 
-def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded, engine):
+def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
+    upgraded, engine, monkeypatch
+):
     pipeline, plan = upgraded
     settings, days, tags = (
         pipeline.settings,
         f"{day(1)}...{day(2)}",
         {"dagster/backfill": "underway"},
     )
-    assert plan_outcomes(pipeline, days) == dict.fromkeys(LAYERS, (("computed", "other code"),))
-    failure = pipeline.failure(pipeline.run(3, tags=tags, fails=True))
+    assert plan_outcomes(pipeline, days) == dict.fromkeys(TABLES, (("computed", "other code"),))
+    failure = pipeline.failure(pipeline.run(3, assets=TABLES, tags=tags, fails=True))
     assert "backfill underway has published" in failure
     assert "accept-code" in failure
-    rows, versions = pipeline.digests(), {name: pipeline.log(name).file_uris() for name in LAYERS}
+    rows, versions = pipeline.digests(), {name: pipeline.log(name).file_uris() for name in TABLES}
 
     results = [
         accept_code(
             Deployment(settings), pipeline.defs, pipeline.code, name, None, "an upgrade", sample
         )
-        for name, sample in zip(LAYERS, (0, 0, 0, 0, 1), strict=True)
+        for name, sample in zip(TABLES, (0, 0, 0, 1), strict=True)
     ]
-    assert [(r.table, r.days) for r in results] == [(name, [day(1), day(2)]) for name in LAYERS]
-    assert [r.verified for r in results] == [[], [], [], [], [day(2)]]
+    assert [(r.table, r.days) for r in results] == [(name, [day(1), day(2)]) for name in TABLES]
+    assert [r.verified for r in results] == [[], [], [], [day(2)]]
     # No data file was written, and nothing is to be computed.
     assert pipeline.digests() == rows
-    assert {name: pipeline.log(name).file_uris() for name in LAYERS} == versions
-    assert plan_outcomes(pipeline, days) == dict.fromkeys(LAYERS, (("identical", ""),))
+    assert {name: pipeline.log(name).file_uris() for name in TABLES} == versions
+    assert plan_outcomes(pipeline, days) == dict.fromkeys(TABLES, (("identical", ""),))
     ledgers = read_ledgers(Deployment(settings))
     assert acceptance.repin_plans(pipeline.instance, ledgers, results, pipeline.code) == [plan.id]
     repinned = state_store.load(pipeline.instance, plan.id).plan
     assert (repinned.code_version, repinned.code_versions) == (
         pipeline.code.version,
-        {name: pipeline.code.table_version(name) for name in LAYERS},
+        {name: pipeline.code.table_version(name) for name in TABLES},
     )
     # Once is enough.
     second_result = accept_code(
@@ -91,7 +98,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     assert {d["what"] for d in commit["days"].values()} == {"unchanged"}
 
     # The backfill goes on by the present code.
-    pipeline.run(3, tags=tags)
+    pipeline.run(3, assets=TABLES, tags=tags)
     assert code_provenance(read_ledgers(Deployment(settings)), "underway").problems == []
     rows = pipeline.digests()
 
@@ -101,48 +108,34 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     outcomes = plan_outcomes(pipeline, days)
     assert outcomes.pop(FACT.name) == (("computed", "other code"),)
     assert {*outcomes.values()} == {(("identical", ""),)}
-    failure = pipeline.failure(pipeline.run(4, tags=tags, fails=True))
+    failure = pipeline.failure(pipeline.run(4, assets=TABLES, tags=tags, fails=True))
     assert "backfill underway has published" in failure
 
-
-@pytest.fixture
-def other_rows(engine, tmp_path, monkeypatch):
-    """Three days of facts, the last of which has other rows by the present code."""
-    before = Pipeline(engine, tmp_path)
-    for n in (1, 2, 3):
-        before.land(n, [order(f"o{n}", n, f"{n}.00")])
-    before.run(1, 3)
+    # Days that have other rows by the present code are refused.
     transform = FACT.transform
 
-    def changed(stg_orders):
+    def change_rows(stg_orders):
         names = F.concat("customer_id", F.lit("?"))
-        name = F.when(F.col("run_date") == F.lit(day(3)), names).otherwise(F.col("customer_id"))
+        name = F.when(F.col("run_date") == F.lit(day(2)), names).otherwise(F.col("customer_id"))
         return transform(stg_orders).withColumn("customer_id", name)
 
-    monkeypatch.setitem(vars(FACT), "transform", changed)
-    monkeypatch.setattr(code_version, "ROWS_VERSION", RAISED)
-    return Pipeline(engine, tmp_path, land=False)
+    monkeypatch.setitem(vars(FACT), "transform", change_rows)
+    changed = Pipeline(engine, pipeline.root, land=False, window_days=0)
 
-
-def test_days_with_other_rows_are_refused(other_rows):
-    pipeline = other_rows
-    settings = pipeline.settings
-    version = read_ledger(settings.table(FACT.name), FACT).version
-    with pytest.raises(AcceptanceRefusedError, match=rf"other rows.*{FACT.name}\[{day(3)}\]"):
-        accept_code(
-            Deployment(settings), pipeline.defs, pipeline.code, FACT.name, None, "no change", 5
+    def accept_facts(window: Window | None, reason: str, sample: int) -> AcceptedCode:
+        return accept_code(
+            Deployment(settings), changed.defs, changed.code, FACT.name, window, reason, sample
         )
+
+    version = read_ledger(settings.table(FACT.name), FACT).version
+    with pytest.raises(AcceptanceRefusedError, match=rf"other rows.*{FACT.name}\[{day(2)}\]"):
+        accept_facts(None, "no change", 5)
     assert read_ledger(settings.table(FACT.name), FACT).version == version
     # Days whose rows are the same can be accepted alone, and all of them without a proof.
-    window = Window(day(1), day(3))
-    result = accept_code(
-        Deployment(settings), pipeline.defs, pipeline.code, FACT.name, window, "no change", 5
-    )
-    assert (result.days, result.verified) == ([day(1), day(2)], [day(1), day(2)])
-    result = accept_code(
-        Deployment(settings), pipeline.defs, pipeline.code, FACT.name, None, "no change", 0
-    )
-    assert (result.days, result.verified) == ([day(3)], [])
+    result = accept_facts(Window(day(1), day(2)), "no change", 5)
+    assert (result.days, result.verified) == ([day(1)], [day(1)])
+    result = accept_facts(None, "no change", 0)
+    assert (result.days, result.verified) == ([day(2)], [])
 
 
 @pytest.mark.parametrize(
