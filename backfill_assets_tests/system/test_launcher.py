@@ -128,8 +128,9 @@ def start_worker(
         process.stdout.close()
 
 
-def test_a_killed_process_is_noticed_and_its_run_is_retried(instance):
-    run_id, other = start_run(instance), start_run(instance)
+def test_a_killed_process_is_noticed_and_its_run_is_retried(instance, tmp_path):
+    """And no other is: neither in doubt, nor at once, nor for a process that comes after it."""
+    run_id, other, later = (start_run(instance) for _ in range(3))
     with start_worker(instance, run_id, CHILDREN) as process:
         assert worker_health(instance, run_id) is WorkerStatus.RUNNING
         monitor_runs(instance)
@@ -138,24 +139,38 @@ def test_a_killed_process_is_noticed_and_its_run_is_retried(instance):
         process.wait()
         # What it started lives on, and must not pass for it.
         assert worker_health(instance, run_id) is WorkerStatus.NOT_FOUND
+
+    # It is given up only after a while.
+    patient = WatchingRunLauncher()
+    patient.register_instance(instance)
+    looks = [patient.check_run_worker_health(read_run(instance, run_id)).status for _ in range(2)]
+    assert looks == [WorkerStatus.RUNNING] * 2
+
+    # In doubt a run is alive.
+    tag = read_run(instance, run_id).tags[PROCESS_TAG]
+    assert is_run_alive(instance, read_run(instance, run_id)) is False
+    # A run of other code, and a retry that has the tags of the run before and not begun yet.
+    for run in (start_run(instance), start_run(instance, **{PROCESS_TAG: tag})):
+        assert is_run_alive(instance, read_run(instance, run)) is None
+        assert worker_health(instance, run) is WorkerStatus.RUNNING
+    # Another machine, whose runs are in the same database: it has a file of its own.
+    elsewhere = SimpleNamespace(root_directory=str(tmp_path))
+    assert is_run_alive(elsewhere, read_run(instance, run_id)) is None  # type: ignore
+
+    # A process that signs on after it is not taken for it, whatever its process id.
+    with start_worker(instance, later) as process:
+        assert worker_health(instance, run_id) is WorkerStatus.NOT_FOUND
+        assert worker_health(instance, later) is WorkerStatus.RUNNING
         monitor_runs(instance)
+        # It can be ended, though what started it is gone, and nobody else knows the process.
+        assert instance.run_launcher.terminate(later)
+        assert process.wait() != 0  # KeyboardInterrupt
+    assert read_run(instance, later).status is DagsterRunStatus.CANCELING
+    assert not instance.run_launcher.terminate(later), "its process has ended"
     run = read_run(instance, run_id)
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/will_retry"] == "true"
     assert read_run(instance, other).status is DagsterRunStatus.STARTED
-
-
-def test_a_run_of_another_code_server_can_be_ended(instance):
-    """What started it is gone, and nobody else knows the process."""
-    run_id, dead = start_run(instance), start_run(instance)
-    with start_worker(instance, run_id) as process:
-        assert instance.run_launcher.terminate(run_id)
-        assert process.wait() != 0  # KeyboardInterrupt
-    assert read_run(instance, run_id).status is DagsterRunStatus.CANCELING
-    with start_worker(instance, dead) as process:
-        process.kill()
-        process.wait()
-        assert not instance.run_launcher.terminate(dead)
 
 
 def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):
@@ -173,31 +188,6 @@ def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):
     assert read_run(instance, run_id).status is DagsterRunStatus.SUCCESS
 
 
-def test_a_process_that_signs_on_after_a_killed_one_is_not_taken_for_it(instance):
-    """Whatever its process id: what counts is which run it works on."""
-    first, second = start_run(instance), start_run(instance)
-    with start_worker(instance, first):
-        pass
-    with start_worker(instance, second):
-        assert worker_health(instance, first) is WorkerStatus.NOT_FOUND
-        assert worker_health(instance, second) is WorkerStatus.RUNNING
-
-
-def test_in_doubt_a_run_is_alive(instance, tmp_path):
-    run_id = start_run(instance)
-    with start_worker(instance, run_id):
-        pass
-    tag = read_run(instance, run_id).tags[PROCESS_TAG]
-    assert is_run_alive(instance, read_run(instance, run_id)) is False
-    # A run of other code, and a retry that has the tags of the run before and not begun yet.
-    for run in (start_run(instance), start_run(instance, **{PROCESS_TAG: tag})):
-        assert is_run_alive(instance, read_run(instance, run)) is None
-        assert worker_health(instance, run) is WorkerStatus.RUNNING
-    # Another machine, whose runs are in the same database: it has a file of its own.
-    other = SimpleNamespace(root_directory=str(tmp_path))
-    assert is_run_alive(other, read_run(instance, run_id)) is None  # type: ignore
-
-
 def test_runs_of_this_process_are_alive(instance):
     run_id = start_run(instance)
     instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
@@ -210,16 +200,6 @@ def test_a_run_goes_on_where_nothing_can_be_locked(instance, caplog):
     assert hold_run_lock(instance, run_id) == {}
     assert "nobody will notice" in caplog.text
     assert worker_health(instance, run_id) is WorkerStatus.RUNNING
-
-
-def test_a_run_is_given_up_only_after_a_while(instance):
-    run_id = start_run(instance)
-    with start_worker(instance, run_id):
-        pass
-    patient = WatchingRunLauncher()
-    patient.register_instance(instance)
-    looks = [patient.check_run_worker_health(read_run(instance, run_id)).status for _ in range(2)]
-    assert looks == [WorkerStatus.RUNNING] * 2
 
 
 def test_the_instance_of_the_project(instance):
