@@ -39,11 +39,12 @@ from backfill_assets_tests.own_tables import my_tables
 PLACE = "my_tables:TABLES"
 SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
 ALL = (*EVERYTHING, SPEND.name)
+CHAIN = ("raw_orders", STAGED.name, SPEND.name)
 
 
 @pytest.fixture
 def pipeline(engine, tmp_path):
-    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2)
+    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, check_independence=False)
 
 
 def expected_spend(pipeline: Pipeline, last: int) -> dict[tuple[str, str], tuple[int, Decimal]]:
@@ -121,9 +122,9 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
 def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeline):
     for n in range(1, 5):
         pipeline.land(n, [order(f"o{n}", n)])
-    pipeline.run(1, 4, ALL)
+    pipeline.run(1, 4, CHAIN)
     pipeline.land(3, ['{"rows": 5, "amount": "1.00"}'], "_control.json")
-    pipeline.run(1, 4, ALL, fails=True)
+    pipeline.run(1, 4, CHAIN, fails=True)
     assert published_spend(pipeline) == expected_spend(pipeline, 4)
     ledger = read_ledgers(pipeline.deployment)[SPEND.name]
     assert ledger.published_days == {*Window(day(1), day(5))}
@@ -133,7 +134,7 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
     pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_derived:LOSING")
     pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
     pipeline.land(2, [order("c", 2)])
-    result = pipeline.run(1, 2, (*EVERYTHING, losing.name), fails=True)
+    result = pipeline.run(1, 2, (*CHAIN[:2], losing.name), fails=True)
     message = pipeline.failure(result)
     assert f"losing[{day(1)}]" in message
     assert "spend" in message

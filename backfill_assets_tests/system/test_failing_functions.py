@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 TABLES = "backfill_assets_tests.failing_tables:TABLES"
 #: By table, what its failure says.
@@ -28,7 +28,7 @@ def failures(engine, spark, tmp_path_factory) -> list[str]:
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("failing"), tables=TABLES)
     for n in (1, 2):
         pipeline.land(n, [order(f"{n}", n)])
-    pipeline.run(1, 2, LAYERS)
+    pipeline.run(1, 2, ("raw_orders", "stg_orders"))
     message = pipeline.failure(pipeline.run(1, 2, [*FAILURES], fails=True))
     ledgers = read_ledgers(pipeline.deployment)
     assert [name for name in FAILURES if ledgers[name].version is not None] == []
