@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
@@ -27,7 +25,6 @@ from backfill_assets.dagster_ext.launcher import (
     hold_run_lock,
     is_run_alive,
 )
-from backfill_assets_tests.helpers.dagster_homes import make_home
 from backfill_assets_tests.helpers.paths import dagster_yaml
 
 #: A process that does something with the project's instance, and then reads what it is told.
@@ -37,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
 from backfill_assets.dagster_ext.launcher import hold_run_lock, is_run_alive
 signal.signal(signal.SIGINT, signal.default_int_handler)
-given, os.environ["DAGSTER_HOME"] = sys.argv[2:], sys.argv[1]
+given = sys.argv[2:]
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     def run(run_id):
         return instance.get_run_by_id(run_id)
@@ -55,7 +52,8 @@ SIGN_ON = """
 @pytest.fixture
 def instance(tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     home = tmp_path / "home"
-    make_home(home, dagster_yaml().read_text())
+    home.mkdir()
+    shutil.copy(dagster_yaml(), home / "dagster.yaml")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
         yield instance
@@ -71,121 +69,28 @@ def check_alive(instance: dg.DagsterInstance, run_id: str) -> bool | None:
     return is_run_alive(instance, run)
 
 
-#: A process that has imported everything: it forks a process for each script that it is sent, with
-#: a file to read from, one to write to, and one that is told its id and in the end its status.
-FORKING = """
-import json, os, signal, socket, sys, threading, time, traceback
-from concurrent.futures import ThreadPoolExecutor
-import dagster as dg
-from backfill_assets.dagster_ext import launcher
-channel = socket.socket(fileno=int(sys.argv[1]))
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-while True:
-    message, files, *_ = socket.recv_fds(channel, 1 << 16, 3)
-    if not message:  # whoever sent scripts has ended
-        break
-    if os.fork():
-        for file in files:
-            os.close(file)
-        continue
-    channel.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if pid := os.fork():
-        os.close(files[0]), os.close(files[1])
-        os.write(files[2], f"{pid}\\n".encode())
-        os.write(files[2], f"{os.waitpid(pid, 0)[1]}\\n".encode())
-        os._exit(0)
-    os.setsid()
-    os.dup2(files[0], 0), os.dup2(files[1], 1)
-    for file in files:
-        os.close(file)
-    script, *given = json.loads(message)
-    sys.argv, status = ["-c", *given], 1
-    try:
-        exec(script, {})
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    os._exit(status)
-"""
-
-
-class ForkedProcess:
-    """A process that was forked, with what the tests use of `subprocess.Popen`."""
-
-    def __init__(self, channel: socket.socket, script: str, *arguments: str) -> None:
-        (its_in, my_out), (my_in, its_out), (my_status, its_status) = (os.pipe() for _ in range(3))
-        message = json.dumps([script, *arguments]).encode()
-        socket.send_fds(channel, [message], [its_in, its_out, its_status])
-        for file in (its_in, its_out, its_status):
-            os.close(file)
-        self.stdin, self.stdout = os.fdopen(my_out, "w"), os.fdopen(my_in)
-        self._status, self._ended = os.fdopen(my_status), ""
-        self.pid = int(self._status.readline())
-
-    def poll(self) -> int | None:
-        """How the process ended, if it has."""
-        return self.wait() if self._ended or select.select([self._status], [], [], 0)[0] else None
-
-    def wait(self) -> int:
-        """How the process ended, when it has."""
-        self._ended = self._ended or self._status.readline()
-        return int(self._ended)
-
-    def communicate(self) -> None:
-        """Wait for the end, and close the files."""
-        self.wait()
-        for file in (self.stdin, self.stdout, self._status):
-            with suppress(BrokenPipeError):
-                file.close()
-
-
-Process = subprocess.Popen[str] | ForkedProcess
-StartProcess = Callable[..., AbstractContextManager[Process]]
-
-
-@pytest.fixture(scope="module")
-def start_process() -> Iterator[StartProcess]:
-    """Starts a process that runs a script's body; it is forked, as a Python's start takes seconds.
-
-    `under`, a command that runs another, it is a Python of its own.
-    """
-    channel, its_own = socket.socketpair()
-    with channel, its_own:
-        command = [sys.executable, "-c", FORKING, str(its_own.fileno())]
-        forking = subprocess.Popen(command, pass_fds=[its_own.fileno()])
-
-        @contextmanager
-        def start(
-            instance: dg.DagsterInstance, body: str, *arguments: str, under: tuple[str, ...] = ()
-        ) -> Iterator[Process]:
-            script = SCRIPT.replace("{body}", body)
-            given = (script, instance.root_directory, *arguments)
-            started = start_python(under, *given) if under else ForkedProcess(channel, *given)
-            try:
-                yield started
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(started.pid, signal.SIGKILL)
-                started.communicate()
-
-        yield start
-        forking.kill()
-        forking.wait()
-
-
-def start_python(under: tuple[str, ...], script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A Python of its own that runs a script, under a command that runs another."""
-    return subprocess.Popen(
-        [*under, sys.executable, "-c", script, *arguments],
+@contextmanager
+def start_process(
+    instance: dg.DagsterInstance, body: str, *arguments: str, under: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a script's body; what it says first has been said."""
+    script = SCRIPT.replace("{body}", body)
+    started = subprocess.Popen(
+        [*under, sys.executable, "-c", script, instance.root_directory, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    try:
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
 
 
-def read_output(process: Process) -> str:
+def read_output(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -205,7 +110,7 @@ THREADS = """
 """
 
 
-def test_threads_that_sign_on_at_once_all_hold_their_locks(instance, start_process):
+def test_threads_that_sign_on_at_once_all_hold_their_locks(instance):
     runs = [start_run(instance) for _ in range(12)]
     with start_process(instance, THREADS, *runs) as worker:
         assert read_output(worker) == "signed on"
@@ -226,7 +131,7 @@ LOOKING = """
 """
 
 
-def test_those_that_look_at_the_same_time_do_not_see_one_another(instance, start_process):
+def test_those_that_look_at_the_same_time_do_not_see_one_another(instance):
     """A look that takes the lock passes for the run's process to another look."""
     dead, living = start_run(instance), start_run(instance)
     with start_process(instance, SIGN_ON, dead) as worker:
@@ -253,7 +158,7 @@ def open_files() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists them there")
-def test_looks_leave_no_files_open(instance, start_process):
+def test_looks_leave_no_files_open(instance):
     run = start_run(instance)
     with start_process(instance, SIGN_ON, run) as worker:
         read_output(worker)
@@ -279,13 +184,13 @@ FORK = """
 """
 
 
-def test_what_is_forked_from_a_run_is_not_the_run(instance, start_process):
+def test_what_is_forked_from_a_run_is_not_the_run(instance):
     run = start_run(instance)
     with start_process(instance, FORK, run) as worker:
         assert read_output(worker) == "false"
 
 
-def test_a_home_that_was_wiped_is_a_new_one(instance, start_process):
+def test_a_home_that_was_wiped_is_a_new_one(instance):
     """Its runs are noticed, and those of the old file are in doubt, not dead."""
     old, new = start_run(instance), start_run(instance)
     lock = Path(instance.root_directory, RUN_LOCK_FILE)
@@ -305,7 +210,7 @@ def test_a_home_that_was_wiped_is_a_new_one(instance, start_process):
         assert check_alive(instance, old) is None
 
 
-def test_this_process_keeps_its_lock_when_the_file_is_replaced(instance, start_process):
+def test_this_process_keeps_its_lock_when_the_file_is_replaced(instance):
     run_id = start_run(instance)
     instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
     first = Path(instance.root_directory, RUN_LOCK_FILE)
@@ -334,9 +239,7 @@ def namespace_command() -> tuple[str, ...]:
     return command
 
 
-def test_the_process_in_a_container_is_ended_and_not_the_one_with_its_number(
-    instance, start_process, monkeypatch
-):
+def test_the_process_in_a_container_is_ended_and_not_the_one_with_its_number(instance, monkeypatch):
     run = start_run(instance)
     with start_process(instance, SIGN_ON, run, under=namespace_command()) as worker:
         inner = int(read_output(worker))
@@ -348,7 +251,7 @@ def test_the_process_in_a_container_is_ended_and_not_the_one_with_its_number(
         assert inner not in sent
 
 
-def test_a_process_outside_the_container_is_left_alone_and_the_run_says_so(instance, start_process):
+def test_a_process_outside_the_container_is_left_alone_and_the_run_says_so(instance):
     end = """
     print(json.dumps(instance.run_launcher.terminate(given[0])), flush=True)
 """
@@ -363,7 +266,7 @@ def test_a_process_outside_the_container_is_left_alone_and_the_run_says_so(insta
     assert any("cannot be told to end from here" in message for message in messages), messages
 
 
-def test_a_process_of_another_machine_is_left_alone(instance, start_process, monkeypatch):
+def test_a_process_of_another_machine_is_left_alone(instance, monkeypatch):
     """As a file system of a network tells its number."""
     run = start_run(instance)
     with start_process(instance, SIGN_ON, run) as worker:
@@ -376,7 +279,7 @@ def test_a_process_of_another_machine_is_left_alone(instance, start_process, mon
         assert worker.wait() != 0
 
 
-def test_a_run_whose_code_server_is_gone_can_be_ended(instance, start_process, tmp_path):
+def test_a_run_whose_code_server_is_gone_can_be_ended(instance, tmp_path):
     """Dagster's own launcher fails at the address of the code server that started the run."""
     address = {"host": "localhost", "socket": str(tmp_path / "gone.sock")}
     run = start_run(instance, **{GRPC_INFO_TAG: json.dumps(address)})
@@ -386,7 +289,7 @@ def test_a_run_whose_code_server_is_gone_can_be_ended(instance, start_process, t
         assert worker.wait() != 0
 
 
-def test_a_process_that_ended_meanwhile_is_no_error(instance, start_process):
+def test_a_process_that_ended_meanwhile_is_no_error(instance):
     run = start_run(instance)
     with start_process(instance, SIGN_ON, run) as worker:
         read_output(worker)
