@@ -454,3 +454,14 @@ def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
         "balance [2024-01-03] was made of version 1 of balance before, which has been undone "
         "since; undo that undo first, or leave these days out"
     ]
+
+
+def test_a_day_of_the_load_that_was_taken_back_meanwhile_goes_with_it(runs):
+    """What took it back has no code of its own, from which that of the day could differ."""
+    runs.build(STAGED, 6, 7, run="theload0")
+    runs.build(balance, 6, run="followed")
+    runs.build(balance, revoked=days(6), run="tookback")
+    runs.build(balance, 6, run="followe2")
+    scopes = find_scopes(runs, "theload0")
+    assert days_by_table(scopes) == {STAGED.name: ({6, 7}, set()), balance.name: ({6}, set())}
+    assert list_problems(scopes) == []

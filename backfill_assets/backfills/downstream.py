@@ -443,8 +443,10 @@ def _mixed_input_problems(
                 continue
             if other_input := tracker.find_other_input(previous, record, day):
                 commits_by_input[other_input[0]][day] = other_input[1]
+            # A commit that took the day back has made no rows, with no code.
             if (
                 previous
+                and day in previous.days
                 and _is_within(change, previous.version)
                 and _differ_in_code(previous, record, day)
             ):
