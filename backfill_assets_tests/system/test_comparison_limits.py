@@ -1,4 +1,8 @@
-"""Switch-overs that need a passed comparison, of exactly what they switch over."""
+"""Switch-overs that need a passed comparison, of exactly what they switch over.
+
+What counts as one is decided in `test_required_comparisons`; one way through is a part of
+`test_targets::test_a_target_from_end_to_end`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets.shadow.compare import require_comparison
-from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order, run_undo
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 from backfill_assets_tests.helpers.shadow_targets import (
     AFTER,
     ALL,
@@ -27,7 +31,6 @@ from backfill_assets_tests.helpers.shadow_targets import (
 
 New = Callable[..., Pipeline]
 WHOLE = f"{day(1)}...{day(6)}"
-OLD = {n: n for n in range(1, 7)}
 TENFOLD = {n: 10 * n for n in range(1, 7)}
 #: Ten times as many points are another distribution, and there are the same rows.
 ANY, LITTLE = ComparisonLimits(most_rows=0), ComparisonLimits(most_drift=0.25)
@@ -64,31 +67,6 @@ def switch_refusal(pipeline: Pipeline) -> str:
     return message
 
 
-def test_nothing_is_switched_over_without_a_passed_comparison(production, after, spark):
-    build_shadow(after, WHOLE)
-    require_bounds(after, LITTLE)
-    message = switch_refusal(after)
-    assert "must pass a comparison with --most-drift 0.25 first: there was none" in message
-    # One with other bounds is another one.
-    assert compare_shadow(after, spark, ANY).problems == []
-    assert "the last one had other bounds" in switch_refusal(after)
-    (problem,) = [
-        text for text in compare_shadow(after, spark).problems if text.startswith(f"{SCORES}.")
-    ]
-    assert "scores.score has drifted by" in problem
-    assert problem in switch_refusal(after)
-    assert read_scores(production) == OLD
-    # Other bounds, which it keeps; and those of a canary hold for the rest.
-    require_bounds(after, ANY)
-    assert compare_shadow(after, spark).problems == []
-    run_switch_over(after, days=str(day(6)))
-    run_switch_over(after)
-    assert read_scores(production) == TENFOLD
-    run_undo(after, "v2")
-    run_switch_over(after)
-    assert read_scores(production) == TENFOLD
-
-
 @pytest.mark.slow
 def test_a_comparison_of_something_else_does_not_count(production, after, spark):
     build_shadow(after, f"{day(2)}...{day(6)}")
@@ -121,15 +99,6 @@ def test_a_day_that_production_has_published_since_is_compared_again(production,
     )
     build_shadow(after, WHOLE)
     assert compare_shadow(after, spark).problems == []
-    run_switch_over(after)
-    assert read_scores(production) == TENFOLD
-
-
-def test_none_is_required_any_more(production, after):
-    build_shadow(after, WHOLE)
-    require_bounds(after, LITTLE)
-    switch_refusal(after)
-    require_bounds(after, None)
     run_switch_over(after)
     assert read_scores(production) == TENFOLD
 

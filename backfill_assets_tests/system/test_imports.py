@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -207,7 +206,6 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
         [str(day(n)) for n in (1, 2, 3, 12)]
     )
-    assert "not loaded yet: 4 file(s)" in import_command("--check", status=1)
     pipeline.run(1, 12, STAGING)
     counts = check_counts(pipeline, spark)
     assert counts.problems == []
@@ -300,7 +298,9 @@ def test_a_killed_import_goes_on_with_the_same_rows(
     assert len(landing_files(pipeline)) == 2
     with pytest.raises(ImportRefusedError, match="ended before its end: 2 of 4 rows"):
         plan_import(import_work(pipeline, spark, old))
-    assert "import again" in check_counts(pipeline, spark).problems[0]
+    unfinished, unloaded = check_counts(pipeline, spark).problems
+    assert "import again" in unfinished
+    assert "not loaded yet: 1 file(s)" in unloaded
     # Meanwhile the owner has appended: that lands as a step of its own.
     append_rows(old, [row("g", 13)])
     run_import(import_work(pipeline, spark, old))
@@ -461,8 +461,6 @@ def test_the_command(import_command: Command, tmp_path: Path, capsys) -> None:
     output = import_command(str(old), "--plan")
     assert "7 in " in output
     assert "2024-01-12" in output
-    (plan,) = json.loads(import_command(str(old), "--plan", "--json"))
-    assert plan["days"]["2024-01-12"]["late"] == 1
     assert "7 rows in 4 file(s)" in import_command(str(old))
     assert "no new rows" in import_command()
 

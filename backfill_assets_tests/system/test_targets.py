@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +24,14 @@ from backfill_assets.delta import commit_log, commits, delta_rs, targets
 from backfill_assets.delta.commit_log import CloneError
 from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
 from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetError
 from backfill_assets.deployment import Deployment
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, ORDERS, STAGED
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATENESS, ORDERS, STAGED
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import Outcome
 from backfill_assets.settings import load_settings
-from backfill_assets.shadow.build import stale_days, target_tables
+from backfill_assets.shadow.build import prepare_target, stale_days, target_tables
+from backfill_assets.shadow.compare import require_comparison
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests import target_tables as tables_before
@@ -42,6 +42,7 @@ from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
     copy_loaded,
     day,
+    io_manager_of,
     order,
     run_undo,
 )
@@ -62,6 +63,9 @@ from backfill_assets_tests.helpers.shadow_targets import (
 )
 
 New = Callable[..., Pipeline]
+STAGING = ("raw_orders", "raw_orders_rejected", "stg_orders")
+#: Ten times as many points are another distribution, and there are the same rows.
+ANY, LITTLE = ComparisonLimits(most_rows=0), ComparisonLimits(most_drift=0.25)
 
 
 class KilledError(Exception):
@@ -80,9 +84,10 @@ def new(engine, spark, tmp_path: Path) -> New:
 
 @pytest.fixture(scope="module")
 def loaded(engine, spark, tmp_path_factory) -> Path:
-    """A landing and tables by the code of before, to be copied."""
+    """A landing and all tables by the code of before, to be copied."""
     root = tmp_path_factory.mktemp("loaded")
-    land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    pipeline = land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    pipeline.run(1, 6, (CURRENT.name, CORRECTIONS.name, LATENESS.name))
     return root
 
 
@@ -130,6 +135,18 @@ def count_files(pipeline: Pipeline, name: str = SCORES) -> int:
     return len([*(pipeline.warehouse / name).glob("run_date=*/*.parquet")])
 
 
+def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
+    target = targets.load_target(pipeline.deployment, "v2")
+    return require_comparison(pipeline.deployment, target, bounds)
+
+
+def switch_refusal(pipeline: Pipeline) -> str:
+    message = pipeline.failure(run_switch_over(pipeline, fails=True))
+    assert "Nothing was written" in message
+    assert not targets.load_target(pipeline.deployment, "v2").switching
+    return message
+
+
 def test_a_target_from_end_to_end(production, new, spark):
     after, before, at = new(), production.digests(), log_versions(production)
     target, stages = build_shadow(after)
@@ -139,17 +156,29 @@ def test_a_target_from_end_to_end(production, new, spark):
     assert log_versions(production) == at
     assert production.digests() == before
     assert not after.materialized(SCORES)
-    # Of what was not asked for, the days are built that read a day that was.
+    # Any reader of Delta's reads the fork; it has all days.
+    rows = spark.read.format("delta").load(target.table_url(after.deployment, SCORES))
+    assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
+    # Nothing is switched over without a passed comparison, where one is required.
+    require_bounds(after, LITTLE)
+    message = switch_refusal(after)
+    assert "must pass a comparison with --most-drift 0.25 first: there was none" in message
+    (problem,) = [
+        text for text in compare_shadow(after, spark).problems if text.startswith(f"{SCORES}.")
+    ]
+    assert "scores.score has drifted by" in problem
+    assert problem in switch_refusal(after)
+    # Other bounds, which it keeps. One with those of before was another one.
+    require_bounds(after, ANY)
+    assert "the last one had other bounds" in switch_refusal(after)
     comparison = compare_shadow(after, spark)
     assert not comparison.problems
+    # Of what was not asked for, the days are built that read a day that was.
     assert {r.table.name: r.summary_line for r in comparison.reports} == {
         SCORES: "scores: 3 changed",
         RANKS: "ranks: 5 changed",
         STATE: "sums: 5 changed",
     }
-    # Any reader of Delta's reads the fork; it has all days.
-    rows = spark.read.format("delta").load(target.table_url(after.deployment, SCORES))
-    assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
     run_switch_over(after)
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
     assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
@@ -165,6 +194,9 @@ def test_a_target_from_end_to_end(production, new, spark):
     assert read_scores(production) == {n: n for n in range(1, 7)}
     assert production.digests() == before
     assert state_of(after, "v2") == "switched over: v2-1, and production has no day of it now"
+    # The comparison holds still: production is as it was.
+    run_switch_over(after)
+    assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
 
 
 def state_of(pipeline: Pipeline, name: str) -> str:
@@ -183,44 +215,46 @@ def test_what_is_known_now_of_a_table_belongs_to_it():
     assert FACT.name not in target_tables(Deployment(settings), [CURRENT.name])
 
 
-def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
-    production.land(7, [order("7-0", 7, customer=None)])
-    production.land(8, [order("8-0", 8)])
-    production.run(7, 8)
-    after = new()
-    _, stages = build_shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
-    # The last stage is not begun.
-    assert [(stage.name, bool(stage.failure)) for stage in stages] == [("001", True)]
-    assert stages[0].counts[SCORES] == {Outcome.WRITTEN: 2, Outcome.FAILED: 1}
-    assert f"{SCORES}[{day(7)}]  nulls: 1 null(s) in customer_id" in stages[0].failure
-    assert "build the same into the target again" in stages[0].failure
-    # A comparison of what is not whole does not pass.
-    missing = f"{SCORES} [{day(7)}...{day(8)}] is not built (never published)"
-    assert missing in compare_shadow(after, spark).problems
-    message = after.failure(run_switch_over(after, fails=True))
-    assert "target v2 is not switched over" in message
-    production.land(7, [order("7-0", 7, ingested=f"{day(7)}T11:00:00Z")])
-    production.run(7, 7)
-    _, stages = build_shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+def test_the_same_as_the_backfill_in_place(new, loaded, tmp_path, monkeypatch):
+    """Also if its build is killed, and goes on by another release; in a folder with a space."""
+    for folder in ("a b", "elsewhere"):
+        copy_loaded(loaded, tmp_path / folder)
+    with_new_code, after = new(AFTER, "elsewhere"), new(AFTER, "a b")
+    with_new_code.run(2, 4, (SCORES,))
+    with_new_code.run(2, 6, (RANKS, STATE))
+    at = log_versions(after)
+    # Killed before its third commit: the last table of the first stage.
+    with monkeypatch.context() as patch:
+        real, count = commits.Writer.commit, iter(range(9))
+
+        def commit_or_die(self, *arguments):
+            if next(count) == 2:
+                raise KilledError
+            return real(self, *arguments)
+
+        patch.setattr(commits.Writer, "commit", commit_or_die)
+        _, stages = build_shadow(after, chunk_days=2)
+    assert "KilledError" in stages[-1].failure
+    assert len(stages) == 1
+    # The rest is built as if by another release.
+    record = DeltaIOManager.run_metadata
+
+    def record_of_other_code(manager: DeltaIOManager, *arguments: object) -> dict:
+        return {**record(manager, *arguments), "release": "other", "git_commit": "0ther"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaIOManager, "run_metadata", record_of_other_code)
+        _, stages = build_shadow(after, chunk_days=2)
     assert [stage.failure for stage in stages] == ["", ""]
-    assert not compare_shadow(after, spark).problems
-    run_switch_over(after)
-    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60, 7: 10, 8: 10}
-
-
-def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
-    chosen = random.Random(7)
-    first = chosen.randint(1, 5)
-    last = chosen.randint(first, 6)
-    copy_loaded(loaded, tmp_path / "elsewhere")
-    with_new_code = new(AFTER, "elsewhere")
-    with_new_code.run(first, last, (SCORES,))
-    with_new_code.run(first, 6, (RANKS,))
-    with_new_code.run(first, 6, (STATE,))
-    after = new()
-    build_shadow(after, f"{day(first)}...{day(last)}", chunk_days=2)
+    # It is one commit a table, which knows by which build each day was made.
     run_switch_over(after)
     assert after.digests() == with_new_code.digests()
+    changed = {SCORES, RANKS, STATE}
+    assert log_versions(after) == {name: n + (name in changed) for name, n in at.items()}
+    assert read_scores(after, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
+    latest = read_ledgers(after.deployment)[SCORES].latest
+    assert [n for n in (2, 3, 4) if latest[day(n)].git_commit == "0ther"] == [4]
+    assert commit_log.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
 def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch):
@@ -236,12 +270,12 @@ def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch)
         return materialize(assets, selection=selection, **more)
 
     monkeypatch.setattr(dg, "materialize", wait_for_another)
-    _, stages = build_shadow(after, f"{day(1)}...{day(4)}", max_parallel=2)
+    _, stages = build_shadow(after, f"{day(5)}...{day(6)}", max_parallel=2)
     assert [stage.failure for stage in stages] == [""]
     assert len(threads) == 2
     run_switch_over(after)
-    assert read_scores(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
-    assert read_scores(production, STATE) == {1: 10, 2: 30, 3: 60, 4: 100, 5: 105, 6: 111}
+    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60}
+    assert read_scores(production, STATE) == {1: 1, 2: 3, 3: 6, 4: 10, 5: 60, 6: 120}
 
 
 #: Without a table that carries state, which has its runs one after another in any case.
@@ -250,6 +284,7 @@ RANKED, RANKED_AFTER = (
 )
 
 
+@pytest.mark.slow
 def test_runs_at_a_time_wait_for_the_days_that_they_read(new):
     """The best score of three days is that of a day before, which another run builds."""
     production = new(f"{__name__}:RANKED")
@@ -278,17 +313,17 @@ def _parse_window(text: str):
     return BackfillRequest(days=text).window
 
 
+@pytest.mark.usefixtures("built_target")
 def test_an_unchanged_day_costs_no_file(production, new):
     at = count_files(production)
     same = new(BEFORE)
-    target, _ = build_shadow(same)
+    target, _ = build_shadow(same, name="same")
     assert count_files(production) == at
     assert not (Path(target.table_url(same.deployment, SCORES)) / "run_date=2024-01-02").exists()
-    build_shadow(new(), name="other")
-    assert count_files(production) == at + 3
-    assert targets.drop_target(same.deployment, "other") == 3 + 5 + 5
-    assert count_files(production) == at
-    assert targets.list_targets(same.deployment) == ["v2"]
+    # What has changed costs a file a day, until it is dropped.
+    assert targets.drop_target(same.deployment, "v2") == 3 + 5 + 5
+    assert count_files(production) == at - 3
+    assert targets.list_targets(same.deployment) == ["same"]
 
 
 @pytest.mark.usefixtures("built_target")
@@ -320,46 +355,60 @@ def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
         targets.load_target(after.deployment, "v2")
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_canary_goes_first_and_comes_back(production, new):
     after, before = new(), production.digests()
-    build_shadow(after, f"{day(2)}...{day(6)}")
-    run_switch_over(after, days=str(day(6)))
-    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
+    run_switch_over(after, days=str(day(4)))
+    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 40, 5: 5, 6: 6}
     assert is_mixed(after.deployment)
     # It was made of days that production has otherwise, and a person wants it so.
     policy = Policy.from_settings(after.settings)
     ledgers = read_ledgers(after.deployment)
-    assert find_stale_days(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
+    on_hold = find_stale_days(ledgers, policy, day(7)).on_hold
+    assert on_hold == {RANKS: {day(4), day(5)}, STATE: {day(4)}}
     # The scores of the day are in production now; the state of the day before is not.
-    inputs = ledgers[STATE].latest[day(6)].inputs
+    inputs = ledgers[STATE].latest[day(4)].inputs
     assert inputs[SCORES] == ledgers[SCORES].version
     assert STATE not in inputs
     run_undo(after, "v2-1")
     assert not is_mixed(after.deployment)
     assert production.digests() == before
-    run_switch_over(after, days=str(day(6)))
+    run_switch_over(after, days=str(day(4)))
     run_switch_over(after)
-    assert read_scores(production) == {1: 1, **{n: 10 * n for n in range(2, 7)}}
-    run_undo(after, "v2")
-    assert production.digests() == before
+    assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
 
 
 def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, new, spark):
     after = new()
-    build_shadow(after, f"{day(1)}...{day(6)}")
-    # A late line of day 6, and a new day, which the code of production loads.
-    production.land(7, [order("7-0", 7), order("late", 6, "1.00", at="11:00")])
-    production.run(7, 7, ALL)
-    production.run(6, 6, (*LAYERS, SCORES, RANKS, STATE))
-    assert read_scores(production)[6] == 7
+    build_shadow(after, f"{day(5)}...{day(6)}")
+    # A late line of day 6 and two new days, the first of which does not pass.
+    production.land(7, [order("late", 6, "1.00", at="11:00")], "late.jsonl")
+    production.land(7, [order("7-0", 7, customer=None)])
+    production.land(8, [order("8-0", 8)])
+    production.run(6, 8, STAGING)
     message = after.failure(run_switch_over(after, fails=True))
     assert "target v2 is not switched over" in message
     assert f"scores [{day(6)}] (new input: stg_orders)" in message
-    assert read_scores(production)[1] == 1
-    build_shadow(after, f"{day(1)}...{day(7)}")
-    assert not compare_shadow(after, spark).problems
+    assert read_scores(production) == {n: n for n in range(1, 7)}
+    # A day that does not pass ends the build: the last stage is not begun.
+    _, stages = build_shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+    assert [(stage.name, bool(stage.failure)) for stage in stages] == [("001", True)]
+    counts = stages[0].counts[SCORES]
+    assert (counts[Outcome.WRITTEN], counts[Outcome.FAILED]) == (1, 1)
+    assert f"{SCORES}[{day(7)}]  nulls: 1 null(s) in customer_id" in stages[0].failure
+    assert "build the same into the target again" in stages[0].failure
+    # A comparison of what is not whole does not pass.
+    missing = f"{SCORES} [{day(7)}...{day(8)}] is not built (never published)"
+    assert missing in compare_shadow(after, spark).problems
+    message = after.failure(run_switch_over(after, fails=True))
+    assert "target v2 is not switched over" in message
+    # The day is mended.
+    production.land(7, [order("7-0", 7, ingested=f"{day(7)}T11:00:00Z")])
+    production.run(7, 7, STAGING)
+    _, stages = build_shadow(after, f"{day(5)}...{day(8)}")
+    assert [stage.failure for stage in stages] == [""]
     run_switch_over(after)
-    assert read_scores(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
+    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 70, 7: 10, 8: 10}
 
 
 @pytest.mark.usefixtures("built_target")
@@ -368,8 +417,7 @@ def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, ne
     after = new()
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     production.land(6, lines, "late.jsonl")
-    production.run(6, 6, LAYERS)
-    production.run(5, 6, (*LAYERS, SCORES, RANKS, STATE))
+    production.run(5, 6, (*STAGING, SCORES))
     assert read_scores(production)[5] == 55
     refused = after.failure(run_switch_over(after, fails=True))
     assert f"ranks [{day(5)}...{day(6)}] (new input)" in refused
@@ -390,8 +438,7 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
     def commit_after_a_night(writer, *arguments):
         if writer.table.name == RANKS and waiting and "_targets" not in writer.url:
             production.land(6, waiting.pop(), "late.jsonl")
-            production.run(6, 6, LAYERS)
-            production.run(5, 6, (*LAYERS, SCORES))
+            production.run(5, 6, (*STAGING, SCORES))
             return None  # as where another commit of the table came first
         return commit(writer, *arguments)
 
@@ -404,27 +451,6 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
     assert stale.all_days(RANKS) == {day(5), day(6)}
     assert day(6) in stale.open[RANKS], "day 5 is final"
     assert not (after.warehouse / "_versions.json").exists()
-
-
-def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, monkeypatch):
-    after, at = new(), log_versions(production)
-    build_shadow(after, f"{day(2)}...{day(3)}")
-    record = DeltaIOManager.run_metadata
-
-    def record_of_other_code(manager: DeltaIOManager, *arguments: object) -> dict:
-        return {**record(manager, *arguments), "release": "other", "git_commit": "0ther"}
-
-    monkeypatch.setattr(DeltaIOManager, "run_metadata", record_of_other_code)
-    build_shadow(after, f"{day(4)}...{day(6)}")
-    monkeypatch.undo()
-    run_switch_over(after)
-    changed = {SCORES, RANKS, STATE}
-    assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
-    ledger = read_ledgers(after.deployment)[SCORES]
-    assert {n: ledger.latest[day(n)].git_commit == "0ther" for n in (2, 3, 4, 6)} == {
-        **dict.fromkeys((2, 3), False),
-        **dict.fromkeys((4, 6), True),
-    }
 
 
 @pytest.mark.usefixtures("built_target")
@@ -525,34 +551,15 @@ def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch)
     assert not after.tick("switch_overs").run_requests
 
 
-def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
-    after = new()
-    with monkeypatch.context() as patch:
-        real, count = commits.Writer.commit, iter(range(9))
-
-        def commit_or_die(self, *arguments):
-            if next(count) == 2:
-                raise KilledError
-            return real(self, *arguments)
-
-        patch.setattr(commits.Writer, "commit", commit_or_die)
-        _, stages = build_shadow(after, chunk_days=1)
-    assert "KilledError" in stages[-1].failure
-    assert len(stages) == 1
-    _, stages = build_shadow(after, chunk_days=1)
-    assert [stage.failure for stage in stages] == ["", "", ""]
-    run_switch_over(after)
-    assert read_scores(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
-
-
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
+    request = BackfillRequest(days=DAYS, tables=(SCORES,))
     with monkeypatch.context() as patch:
         patch.setattr(targets, "shallow_clone", _raise_killed)
         with pytest.raises(KilledError):
-            build_shadow(after)
+            prepare_target(io_manager_of(after.defs), after.deployment, "v2", request)
     assert targets.list_targets(after.deployment) == []
-    build_shadow(after)
+    prepare_target(io_manager_of(after.defs), after.deployment, "v2", request)
     assert targets.list_targets(after.deployment) == ["v2"]
 
 
@@ -560,9 +567,9 @@ def _raise_killed(*_: object) -> None:
     raise KilledError
 
 
+@pytest.mark.usefixtures("built_target")
 def test_files_of_a_target_outlive_maintenance(production, new, spark):
     after = new(undo_days=1)
-    build_shadow(after)
     (result,) = run_maintenance(spark, after.deployment, [SCORES])
     # Retention had another value, which is mended first.
     (result,) = run_maintenance(spark, after.deployment, [SCORES])
@@ -616,13 +623,13 @@ def test_a_name_that_is_none(new):
             build_shadow(after, name=name)
 
 
+@pytest.mark.usefixtures("built_target")
 def test_what_cannot_be_asked_of_a_target(production, new):
     after = new()
     with pytest.raises(TargetError, match="raw_orders is what has landed"):
         build_shadow(after, tables=("raw_orders",))
     with pytest.raises(TargetError, match="no such table: nope"):
         build_shadow(after, tables=("nope",))
-    build_shadow(after)
     with pytest.raises(TargetError, match="target v2 has the tables scores, ranks, sums, and not"):
         build_shadow(after, tables=(RANKS,))
 
@@ -641,15 +648,6 @@ def test_a_log_that_was_cut_is_not_forked(production, new):
     (production.warehouse / SCORES / "_delta_log" / f"{0:020d}.json").unlink()
     with pytest.raises(CloneError, match="the commit of version 0 is gone"):
         build_shadow(new())
-
-
-def test_a_warehouse_with_a_space_in_its_name(new):
-    production = land_orders(new(BEFORE, "a b"), 3)
-    after = new(AFTER, "a b")
-    build_shadow(after, f"{day(1)}...{day(3)}")
-    run_switch_over(after)
-    assert read_scores(production) == {1: 10, 2: 20, 3: 30}
-    assert commit_log.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
 @pytest.mark.usefixtures("built_target")
@@ -696,16 +694,28 @@ def test_a_column_more_comes_with_the_switch_over(production, new):
     assert read_columns("score") == old
 
 
-def test_tables_that_there_were_none_of(new):
-    production = land_orders(new(BEFORE), 9)
-    after = new(AFTER.replace("TABLES", "MORE"))
+def test_tables_that_there_were_none_of(production, new, monkeypatch):
+    # The week is whole.
+    production.land(7, [order("7-0", 7)])
+    production.run(7, 7, (*STAGING, SCORES))
+    after, week = new(AFTER.replace("TABLES", "MORE")), f"{day(1)}...{day(7)}"
     write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
-    _, stages = build_shadow(after, f"{day(1)}...{day(9)}")
+    target, stages = build_shadow(after, week, tables=("weighed",))
+    assert target.tables == ("weighed", "weekly")
     assert [stage.failure for stage in stages] == [""]
     assert not (production.warehouse / "weighed/_delta_log").exists()
+    # Their switch-over is killed: code without the tables does not finish it.
+    with monkeypatch.context() as patch:
+        patch.setattr(commits.Writer, "commit", _raise_killed)
+        run_switch_over(after, fails=True)
+    message = production.failure(run_switch_over(production, fails=True))
+    assert (
+        "this code cannot finish it (there is no table weighed; there is no table week" in message
+    )
     run_switch_over(after)
-    assert read_scores(production, "weighed") == {n: 20 * n for n in range(1, 10)}
-    assert read_scores(production, "weekly")[1] == 20 * sum(range(1, 8))
+    scores = {**{n: n for n in range(1, 7)}, 7: 1}
+    assert read_scores(production, "weighed") == {n: 2 * score for n, score in scores.items()}
+    assert read_scores(production, "weekly") == {1: 2 * sum(scores.values())}
     run_undo(after, "v2")
     assert read_scores(production, "weighed") == {}
     # A table without days has changed: the target is behind.
@@ -713,24 +723,21 @@ def test_tables_that_there_were_none_of(new):
         str(production.warehouse / "weights"), pa.table({"weight": [3]}), mode="overwrite"
     )
     message = after.failure(run_switch_over(after, fails=True))
-    assert "weighed [2024-01-01...2024-01-09] (new input: weights)" in message
-    build_shadow(after, f"{day(1)}...{day(9)}")
+    assert "weighed [2024-01-01...2024-01-07] (new input: weights)" in message
+    build_shadow(after, week, tables=("weighed",))
     run_switch_over(after)
-    assert read_scores(production, "weighed") == {n: 30 * n for n in range(1, 10)}
+    assert read_scores(production, "weighed") == {n: 3 * score for n, score in scores.items()}
 
 
-@pytest.mark.usefixtures("built_target")
-def test_a_name_is_used_but_once(production, new):
-    after = new()
-    run_switch_over(after)
-    run_undo(after, "v2")
-    targets.drop_target(after.deployment, "v2")
-    # Its commits are those of v2-1 still: days of them would be taken for switched over.
+def test_a_name_is_used_but_once(tmp_path):
+    deployment = Deployment(load_settings(warehouse=f"{tmp_path}/warehouse"))
+    # Commits of a target that is gone: days of another one would be taken for switched over.
+    publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v2-1")
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
-        build_shadow(after)
-    build_shadow(after, name="v3")
-    run_switch_over(after, "v3")
-    assert read_scores(production)[2] == 20
+        targets.new_target(deployment, "v2", (FACT.name,), _parse_window(DAYS))
+    for other in ("v3", "v", "v21"):
+        target = targets.new_target(deployment, other, (FACT.name,), _parse_window(DAYS))
+        assert target.name == other
 
 
 @pytest.mark.usefixtures("built_target")
@@ -797,29 +804,11 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
     assert (record.backfill_id, record.by_person) == ("v2-1", True)
 
 
-def test_a_switch_over_is_not_finished_by_code_without_its_tables(new, monkeypatch):
-    production = land_orders(new(BEFORE), 2)
-    after = new(AFTER.replace("TABLES", "MORE"))
-    write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
-    build_shadow(after, f"{day(1)}...{day(2)}")
-    with monkeypatch.context() as patch:
-        patch.setattr(commits.Writer, "commit", _raise_killed)
-        run_switch_over(after, fails=True)
-    message = production.failure(run_switch_over(production, fails=True))
-    assert (
-        "this code cannot finish it (there is no table weighed; there is no table week" in message
-    )
-    run_switch_over(after)
-    assert read_scores(production, "weighed") == {1: 20, 2: 40}
-
-
 def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     def kept_versions() -> dict[str, int]:
         production.tick("watch_days")
         return versions_that_belong_together(production.settings.warehouse)
 
-    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
-    production.run(1, 6, ("arrival_lateness",))
     before = kept_versions()
     assert before[SCORES] == log_versions(production)[SCORES]
     production.run(6, 6, LAYERS[:1], tags={"backfill_assets/rewrite": "true"})
@@ -830,11 +819,9 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     assert after["raw_orders"] == before["raw_orders"] + 1
 
 
+@pytest.mark.usefixtures("built_target")
 def test_versions_are_kept_when_a_switch_over_or_its_undo_has_ended(production, new):
     after, folder = new(), production.settings.warehouse
-    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
-    production.run(1, 6, ("arrival_lateness",))
-    build_shadow(after, f"{day(1)}...{day(6)}")
     for end in (run_switch_over, lambda pipeline: run_undo(pipeline, "v2")):
         end(after)
         ledgers = read_ledgers(production.deployment)
@@ -849,8 +836,6 @@ def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
         return versions_that_belong_together(production.settings.warehouse)
 
     after = new()
-    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
-    production.run(1, 6, ("arrival_lateness",))
     build_shadow(after, f"{day(1)}...{day(6)}")
     run_switch_over(after)
     whole = kept_versions()
