@@ -1,7 +1,8 @@
 """Every command and block of the README and of the pages in docs/ is run, or the test fails.
 
-What is quick or cheap runs as it stands, in an empty working directory. The `make` targets would
-install, start servers or run this very suite: of those, the target's recipe is checked.
+What is quick or cheap runs as it stands, in an empty working directory; our commands and Dagster's
+on one engine, that of the suite. The `make` targets would install, start servers or run this very
+suite: of those, the target's recipe is checked.
 What the pages list (settings, states, alerts, errors, modules, columns) is compared with the code.
 """
 
@@ -11,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ from backfill_assets_tests.helpers.docs_pages import (
 )
 from backfill_assets_tests.helpers.docs_site import site_in
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
-from backfill_assets_tests.helpers.reader import reader_environment
+from backfill_assets_tests.helpers.reader import Reader, reader_environment
 
 ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
@@ -77,41 +77,34 @@ class Place:
     """A working directory like a fresh clone, without settings of anybody's own."""
 
     root: Path
+    reader: Reader
     outputs: dict[str, str] = field(default_factory=dict)
 
     @property
-    def environment(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         home = str(self.root / "dagster_home")
         # As an earlier line of the same block says.
-        return {**reader_environment(), "DAGSTER_HOME": home, "BACKFILL_ASSETS_END": SAMPLE_END}
+        return {"DAGSTER_HOME": home, "BACKFILL_ASSETS_END": SAMPLE_END}
 
     def run(self, command: str, **variables: str) -> str:
         """Run a command to its end, once, and return what it printed."""
         if command not in self.outputs:
-            result = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", command],
-                cwd=self.root,
-                env={**self.environment, **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=500,
-                check=False,
-            )
-            assert result.returncode == 0, f"$ {command}\n{result.stdout[-4000:]}"
-            self.outputs[command] = result.stdout
+            status, output = self.reader.type(command, self.root, **{**self.variables, **variables})
+            assert status == 0, f"$ {command}\n{output[-4000:]}"
+            self.outputs[command] = output
         return self.outputs[command]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Place:
+def place(engine, spark, tmp_path_factory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("readme")
     (root / "dagster_home").mkdir()
     for name in ("dagster.yaml", "workspace.yaml"):
         shutil.copy(PROJECT / name, root)
     shutil.copy(PROJECT / "dagster.yaml", root / "dagster_home")
     (root / ".venv").symlink_to(BIN.parent)
-    return Place(root)
+    with Reader(engine, root) as reader:
+        yield Place(root, reader)
 
 
 def run_command(place: Place, command: str) -> None:
@@ -150,7 +143,7 @@ def check_settings(place: Place, command: str) -> None:
         assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
         with patch.dict(os.environ, exported, clear=True):
             changed = load_settings()
-        with patch.dict(os.environ, place.environment, clear=True):
+        with patch.dict(os.environ, {**reader_environment(), **place.variables}, clear=True):
             os.environ.pop(name, None)
             assert load_settings() != changed
 
