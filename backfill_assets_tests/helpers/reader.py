@@ -29,6 +29,7 @@ from backfill_assets.cli import main, night, runs
 from backfill_assets.cli.output import Output, Status
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
+from backfill_assets.tables.graph import load_tables
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.paths import BIN
 
@@ -108,8 +109,9 @@ class Reader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Forget the modules that the reader has written."""
+        """Forget the modules that the reader has written, and the tables in them."""
         self._folder.cleanup()
+        load_tables.cache_clear()
         for name, module in [*sys.modules.items()]:
             if str(getattr(module, "__file__", None) or "").startswith(str(self._root)):
                 del sys.modules[name]

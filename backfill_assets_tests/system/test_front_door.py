@@ -105,4 +105,4 @@ def test_the_door_is_the_only_way_in(deployment):
     deployment.process.wait()
     with lock_home(deployment.home, 3000):
         wait_for(lambda: not find_processes(deployment.home))
-    assert not any(is_alive(pid) for pid in parts)
+    wait_for(lambda: not any(is_alive(pid) for pid in parts))
