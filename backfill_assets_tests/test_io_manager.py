@@ -637,6 +637,11 @@ def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
     assert newest["operation"] == "MERGE"
     assert json.loads(newest["userMetadata"])["days"] == ["2024-01-02"]
     assert loaded.digests()[FACT.name]["2024-01-02"] == results[0].verdict.metrics.digest
+    # A key is one of its day.
+    both_days = fact_rows(spark, [(2, "a", 8), (2, "b", 1), (3, "a", 9)])
+    results = publish_frame(loaded, both_days, window(2, 3), merge=True)
+    assert outcome_values(results) == ["written", "written"]
+    assert read_content(loaded) == {(1, "a", 1), (2, "a", 8), (2, "b", 1), (3, "a", 9)}
     # The settings of the one statement are gone.
     publish_frame(loaded, fact_rows(spark, [(1, "c", 1)]), window(1, 1))
     assert loaded.log(FACT.name).history(1)[0]["operation"] == "WRITE"
