@@ -54,26 +54,29 @@ def one_day(first: date) -> Window:
 
 
 @pytest.mark.parametrize(
-    ("reach", "before", "after", "stays_open"),
+    ("declare", "arguments", "before", "after", "stays_open"),
     [
-        (SAME_DAY, 0, 0, False),
-        (last_days(1), 0, 0, False),
-        (last_days(7), 6, 0, False),
-        (following_days(0), 0, 0, False),
-        (following_days(30), 0, 30, False),
-        (next_days(0), 0, 0, True),
-        (next_days(7), 0, 7, True),
-        (PREVIOUS_DAY, 1, -1, False),
-        (between(0, 0), 0, 0, False),
-        (between(-7, 30), 7, 30, False),
-        (between(-3, -2), 3, -2, False),
-        (between(-2, -2), 2, -2, False),
+        (last_days, (1,), 0, 0, False),
+        (last_days, (7,), 6, 0, False),
+        (following_days, (0,), 0, 0, False),
+        (following_days, (30,), 0, 30, False),
+        (next_days, (0,), 0, 0, True),
+        (next_days, (7,), 0, 7, True),
+        (between, (0, 0), 0, 0, False),
+        (between, (-7, 30), 7, 30, False),
+        (between, (-3, -2), 3, -2, False),
+        (between, (-2, -2), 2, -2, False),
     ],
 )
 def test_a_name_says_how_many_days_before_and_after_and_whether_late_lines_change_them(
-    reach, before, after, stays_open
+    declare, arguments, before, after, stays_open
 ):
-    assert reach == Reach(before=before, after=after, stays_open=stays_open)
+    assert declare(*arguments) == Reach(before=before, after=after, stays_open=stays_open)
+
+
+def test_the_same_day_and_the_day_before_are_closed_with_their_day():
+    assert Reach(before=0, after=0, stays_open=False) == SAME_DAY
+    assert Reach(before=1, after=-1, stays_open=False) == PREVIOUS_DAY
 
 
 @pytest.mark.parametrize("reach", [SAME_DAY, last_days(3), between(-2, 1), PREVIOUS_DAY])
