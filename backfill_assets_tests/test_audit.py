@@ -182,12 +182,14 @@ def test_the_digest_is_what_plain_python_computes_of_all_types(spark, tmp_path):
 
 def test_digest_sees_a_row_that_came_twice(spark):
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
-    order = (day(1), "o", None, at, Decimal("1.00"), at, day(1))
-    twice, thrice = (
-        measure_days(spark.createDataFrame([order] * n, STAGED.struct_type), STAGED)[day(1)]
-        for n in (2, 3)
-    )
+    order, other = ((day(1), name, None, at, Decimal("1.00"), at, day(1)) for name in "op")
+
+    def measure(*rows: tuple) -> DayMetrics:
+        return measure_days(spark.createDataFrame(rows, STAGED.struct_type), STAGED)[day(1)]
+
+    twice, thrice = measure(order, order), measure(order, order, order)
     assert twice.digest != thrice.digest
+    assert measure(order, order, other).digest != measure(order, other, other).digest
     assert (twice.duplicate_keys, thrice.duplicate_keys) == (1, 2)
     assert twice.nulls["customer_id"] == 2
 
