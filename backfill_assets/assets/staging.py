@@ -37,8 +37,7 @@ def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool =
 
     Empty where such lines are dropped: then only `late_expectations` counts them.
     """
-    late = ~F.expr(dedup.within_window(window_days))
-    return raw.where(late & F.lit(keep)).select(*source.late.columns)
+    return raw.where(dedup.is_late(window_days) & F.lit(keep)).select(*source.late.columns)
 
 
 def staged_expectations(
@@ -82,7 +81,7 @@ def late_expectations(
     the notice is the only trace. Lines of days before the first day are in the raw log only, in
     time or late.
     """
-    late = ~F.expr(dedup.within_window(window_days))
+    late = dedup.is_late(window_days)
     nothing = F.lit(Decimal("0.00"))
     counts = raw.groupBy("log_date").agg(
         F.count(F.lit(1)),
@@ -354,7 +353,7 @@ def lateness_expectations(
         "log_date",
         F.lit(1).alias("lines"),
         (_delay_days() > source.arrives_after).cast("int").alias("late"),
-        (~F.expr(dedup.within_window(window_days))).cast("int").alias("beyond"),
+        dedup.is_late(window_days).cast("int").alias("beyond"),
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
     names = ("lines", "late", "beyond", "rejected")

@@ -512,7 +512,7 @@ def _count_outcomes(
     """Count the imported rows of the raw log by outcome, by the rules of staging."""
     policy = source.policy(deployment.settings)
     late, early = (
-        ~F.expr(dedup.within_window(policy.window_days)),
+        dedup.is_late(policy.window_days),
         F.col("event_date") < F.lit(policy.start),
     )
     versions = dedup.greatest_first(source, *source.key)

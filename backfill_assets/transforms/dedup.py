@@ -76,6 +76,11 @@ def within_window(window_days: int) -> str:
     return f"datediff(log_date, event_date) <= {window_days}"
 
 
+def is_late(window_days: int) -> Column:
+    """Whether a raw row was logged after the reprocessing window of its event day."""
+    return ~F.expr(within_window(window_days))
+
+
 def is_latest(versions: str, window_days: int, *, corrects: bool) -> str:
     """Whether a version is the one that counts with everything known now.
 
