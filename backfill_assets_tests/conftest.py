@@ -39,15 +39,14 @@ SMALL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.driver.memory": "2g",
 }
-#: For the suite's own engine: as it lasts, it is worth it to compile well. With 2 GB, the JVM of a
-#: whole run of CI spent most of its last minutes on collecting garbage. Its session for many rows
-#: has adaptive execution, as where nobody sets that.
+#: For the suite's own engine. With 2 GB, the JVM of a whole run of CI spent most of its last
+#: minutes on collecting garbage. Its session for many rows has adaptive execution, as where nobody
+#: sets that.
 LASTING = {
     **SMALL,
     SHUFFLE_PARTITIONS: "2",
     ADAPTIVE_EXECUTION: "true",
     "spark.driver.memory": "4g",
-    "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
 
 

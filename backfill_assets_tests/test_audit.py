@@ -93,10 +93,16 @@ def test_digest_knows_content_not_order(spark, rows):
     digests = {d: m.digest for d, m in measure_days(make_facts(spark, rows), FACT).items()}
     shuffled = make_facts(spark, rows[::-1]).repartition(3)
     assert {d: m.digest for d, m in measure_days(shuffled, FACT).items()} == digests
-    changed = [rows[0], (*rows[1][:2], 3, rows[1][3]), rows[2]]
-    other = {d: m.digest for d, m in measure_days(make_facts(spark, changed), FACT).items()}
-    assert other[day(1)] != digests[day(1)]
-    assert other[day(2)] == digests[day(2)]
+    _, customer, orders, revenue = rows[1]
+    for values in (
+        ("z", orders, revenue),
+        (customer, 3, revenue),
+        (customer, orders, Decimal("2.21")),
+    ):
+        changed = [rows[0], (day(1), *values), rows[2]]
+        other = {d: m.digest for d, m in measure_days(make_facts(spark, changed), FACT).items()}
+        assert other[day(1)] != digests[day(1)], values
+        assert other[day(2)] == digests[day(2)]
 
 
 NESTED = {
