@@ -774,6 +774,34 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     ]
 
 
+def test_progress_shows_the_sentence_of_an_error_with_a_long_stack(monkeypatch, capsys):
+    sentence = "facts [2024-01-01]: its rows cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+    text = log_text(
+        *BEGINNING,
+        "*make_facts - STEP_FAILURE - Execution failed.",
+        f"dagster._core.definitions.events.Failure: {sentence}",
+        "",
+        *["Stack Trace:", *['  File "/x.py", line 1, in y'] * 60],
+        *["The above exception was caused by the following exception:", "SparkException: x"],
+        *["Stack Trace:", *["  at org.apache.spark"] * 60],
+        *SKIPPED,
+    )
+    status, output = run_progress(monkeypatch, capsys, text)
+    assert status == 1
+    assert output.splitlines()[:2] == [
+        "  make_facts ... FAILED; published nothing; 0 checks evaluated",
+        f"    {sentence}",
+    ]
+    assert "org.apache" not in output
+
+
+def test_progress_shows_all_days_of_a_long_message(monkeypatch, capsys):
+    failed_days = [f"  facts[2024-03-{n:02}]  conservation: x" for n in range(1, 32)] * 2
+    text = log_text(*BEGINNING, *FAILED[:3], *failed_days, *FAILED[-2:], *SKIPPED)
+    _, output = run_progress(monkeypatch, capsys, text)
+    assert output.count("facts[2024-03-") == len(failed_days)
+
+
 def test_progress_shows_the_stack_of_an_unforeseen_error(monkeypatch, capsys):
     text = log_text(
         *BEGINNING,

@@ -32,6 +32,7 @@ _FINDING = re.compile(r"Asset check '(\w+)' on '(\w+)' did not pass\.(?: Descrip
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors whose message is enough; their stack trace would hide it.
 _SELF_EXPLAINED = (_FAILURE, "backfill_assets.")
+_STACK = "Stack Trace:"
 _TAIL = 40
 #: The prefix of a page's name in the name of its step; a page has no days.
 _PAGE_PREFIX = "draw_"
@@ -49,7 +50,7 @@ def condense_log(lines: Iterable[str], out: Output) -> Status:
         if " - dagster - " in line:
             condenser.read_line(line)
         else:
-            condenser.tail.append(line.rstrip())
+            condenser.read_output(line.rstrip())
     return condenser.end_run()
 
 
@@ -98,6 +99,9 @@ class _LogCondenser:
     def __init__(self, out: Output) -> None:
         self.out = out
         self.tail: deque[str] = deque(maxlen=_TAIL)
+        # Of the first error that explains itself: its message may be followed by a long stack.
+        self.message: list[str] = []
+        self.in_message = False
         self.running: defaultdict[str, _StepLog] = defaultdict(_StepLog)
         self.step_failed = self.error_printed = self.succeeded = False
 
@@ -105,7 +109,7 @@ class _LogCondenser:
         """Process a line of Dagster's log; the first one after a failed step prints its error."""
         if self.step_failed:
             self.print_error()
-        self.tail.clear()
+        self.forget_output()
         if event_match := _EVENT.search(line):
             self._handle_event(event_match["step"], event_match["event"], line)
         elif identical_match := _IDENTICAL.search(line):
@@ -114,6 +118,22 @@ class _LogCondenser:
             )
         elif skipped_match := _SKIPPED.search(line):
             self.print_line(f"  {skipped_match[1]} ... not run, because of what failed before it")
+
+    def read_output(self, text: str) -> None:
+        """Keep a line outside of Dagster's log: the last ones, and the message of an error."""
+        if text.startswith(_SELF_EXPLAINED) and not self.message:
+            self.in_message = True
+        elif text.startswith(_STACK):
+            self.in_message = False
+        if self.in_message:
+            self.message.append(text)
+        self.tail.append(text)
+
+    def forget_output(self) -> None:
+        """Drop the lines outside of Dagster's log: what follows is another matter."""
+        self.tail.clear()
+        self.message.clear()
+        self.in_message = False
 
     def _handle_event(self, name: str, kind: str, line: str) -> None:
         """Count an event for its step; at the end of a step, print its line."""
@@ -158,16 +178,10 @@ class _LogCondenser:
 
     def print_error(self) -> None:
         """Print the error; with a stack trace only if it is unexpected."""
-        lines = list(self.tail)
-        own_errors = [n for n, text in enumerate(lines) if text.startswith(_SELF_EXPLAINED)]
-        if own_errors:
-            lines = lines[own_errors[0] :]
-            trace_starts = (n for n, text in enumerate(lines) if text.startswith("Stack Trace:"))
-            end = next(trace_starts, len(lines))
-            lines = [lines[0].removeprefix(_FAILURE), *lines[1:end]]
-        for text in "\n".join(lines).strip().splitlines():
+        lines = "\n".join(self.message or self.tail).removeprefix(_FAILURE)
+        for text in lines.strip().splitlines():
             self.print_line(f"    {text}")
-        self.tail.clear()
+        self.forget_output()
         self.step_failed, self.error_printed = False, True
 
     def print_line(self, text: str) -> None:
