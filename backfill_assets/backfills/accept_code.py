@@ -114,10 +114,13 @@ def _verify_sample(
 ) -> list[date]:
     """Recompute a sample of days from their published inputs; returns the days that match.
 
+    Days without rows show little: they are taken only if no day has rows.
+
     Raises:
         AcceptanceRefusedError: a day has other rows, or none can be recomputed.
     """
-    table, sample = ledger.table.name, spread_evenly(days, sample_days)
+    filled_days = [day for day in days if ledger.latest[day].days[day].rows]
+    table, sample = ledger.table.name, spread_evenly(filled_days or days, sample_days)
     results = [
         result
         for window in to_windows(sample)

@@ -14,6 +14,7 @@ from backfill_assets.backfills.accept_code import (
     spread_evenly,
 )
 from backfill_assets.backfills.reconcile import code_provenance
+from backfill_assets.backfills.verify import VerifiedDay, VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.history import as_json, format_day_history
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
@@ -21,6 +22,7 @@ from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT
 from backfill_assets.tables import code_version
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order, run_undo
 
 TABLES = ("raw_orders", "raw_orders_rejected", "stg_orders", FACT.name)
@@ -144,3 +146,17 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
 )
 def test_a_sample_is_spread(count, expected):
     assert spread_evenly([day(n) for n in range(1, 6)], count) == [day(n) for n in expected]
+
+
+@pytest.mark.parametrize(("filled", "verified"), [((2, 4), (2, 4)), ((), (1, 5))])
+def test_a_sample_is_of_days_with_rows(monkeypatch, filled, verified):
+    """Days that are empty by the present code as well say little of it."""
+
+    def verify(_: object, __: object, window: Window, ___: object) -> list[VerifiedDay]:
+        return [VerifiedDay(FACT.name, d, VerifyOutcome.MATCHES, same_inputs=True) for d in window]
+
+    monkeypatch.setattr(acceptance, "verify_days", verify)
+    commits = [record(n, days(n), rows=int(n in filled)) for n in range(1, 6)]
+    known = ledger(FACT, *commits)
+    sample = acceptance._verify_sample(None, None, known, sorted(days((1, 5))), 2)
+    assert sample == sorted(days(*verified))
