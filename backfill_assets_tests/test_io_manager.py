@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot, write_files
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import FACT, RAW, STAGED
-from backfill_assets.publish.types import ComputedDays, Outcome
+from backfill_assets.publish.types import ComputedDays, DayResult, Outcome
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import missing_inputs, refuse_other_code
@@ -40,6 +41,7 @@ from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 from backfill_assets_tests.helpers.publish_rows import (
+    PER_CHANNEL,
     RECORD,
     fact_rows,
     outcome_values,
@@ -675,6 +677,27 @@ def test_rows_that_are_there_twice_are_caught_by_a_merge(loaded, spark):
     ]
     assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     assert loaded.log(FACT.name).to_pyarrow_table().num_rows == 3
+
+
+def test_a_null_in_a_key_is_equal_to_a_null(pipeline, spark):
+    """In the audit of a merge, and in the merge itself."""
+
+    def merge_rows(*rows: tuple[int, str | None, int]) -> list[DayResult]:
+        data = [(day(n), "a", orders, Decimal(orders), channel, 1) for n, channel, orders in rows]
+        frame = spark.createDataFrame(data, PER_CHANNEL.struct_type)
+        return publish_frame(pipeline, frame, window(1, 2), table=PER_CHANNEL, merge=True)
+
+    merge_rows((1, None, 1), (1, "web", 2), (2, None, 3))
+    results = merge_rows((1, None, 5), (1, "web", 2), (1, "shop", 4), (2, "web", 3))
+    assert outcome_values(results) == ["written", "failed"]
+    assert "1 published row(s) are absent" in results[1].verdict.failure_reasons
+    assert {(r["run_date"].day, r["channel"], r["orders"]) for r in pipeline.rows(FACT.name)} == {
+        (1, None, 5),
+        (1, "web", 2),
+        (1, "shop", 4),
+        (2, None, 3),
+    }
+    assert pipeline.log(FACT.name).to_pyarrow_table().num_rows == 4
 
 
 def test_a_merge_into_a_table_that_is_not_there_yet(pipeline, spark):

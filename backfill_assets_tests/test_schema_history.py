@@ -24,6 +24,7 @@ from backfill_assets.orders.tables import (
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import NullBounds
 from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets_tests.helpers.publish_rows import PER_CHANNEL
 
 #: `!` marks a column that must not be null.
 TYPES = {
@@ -127,6 +128,17 @@ def test_null_bounds_of_the_columns_that_may_be_null():
     assert RAW.null_bounds == STAGED.null_bounds == usual
     assert LATE.null_bounds == {"customer_id": NullBounds(warn=1.0, error=1.0)}
     assert REJECTED.null_bounds == FACT.null_bounds == {}
+
+
+def test_rows_of_a_key():
+    """A null is equal to a null, where the model allows nulls."""
+    assert STAGED.same_key("t", "s") == (
+        "t.`event_date` = s.`event_date` AND t.`order_id` = s.`order_id`"
+    )
+    assert PER_CHANNEL.same_key("t", "s") == (
+        "t.`run_date` = s.`run_date` AND t.`customer_id` = s.`customer_id` "
+        "AND t.`channel` <=> s.`channel`"
+    )
 
 
 def test_constraints():

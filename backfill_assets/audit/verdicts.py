@@ -334,11 +334,11 @@ def count_leftover_rows(
     columns = list(dict.fromkeys((table.partition, *table.key)))
     keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
     copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
-    wrong = copies.join(keys, columns, "left").select(
-        table.partition,
-        (F.col("copies") - F.coalesce("_wanted", F.lit(0))).alias("wrong"),
-    )
-    counts = wrong.groupBy(table.partition).agg(F.sum("wrong").alias("wrong")).collect()
+    same_key = F.expr(table.same_key("published", "wanted"))
+    wrong = copies.alias("published").join(keys.alias("wanted"), same_key, "left")
+    surplus = F.col("copies") - F.coalesce("_wanted", F.lit(0))
+    day = F.col(f"published.{quote_name(table.partition)}").alias(table.partition)
+    counts = wrong.groupBy(day).agg(F.sum(surplus).alias("wrong")).collect()
     return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
 
 

@@ -358,8 +358,6 @@ class Writer:
         Delta skips it if the transaction number is not above the last one of the table.
         """
         table, view = self.table, f"merge_{uuid4().hex}"
-        columns = (table.partition, *table.key)
-        same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
         # Days as literals: a merge without them conflicts with writers of all other days.
         days_condition = partitions.any_window_condition(
             partitions.to_windows(days), table.partition, relation="t"
@@ -377,7 +375,7 @@ class Writer:
             ) as session:
                 session.sql(
                     f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
-                    f"ON {same_key} AND ({days_condition}) "
+                    f"ON {table.same_key('t', 's')} AND ({days_condition}) "
                     f"WHEN MATCHED AND NOT ({same_values}) THEN UPDATE SET * "
                     "WHEN NOT MATCHED THEN INSERT *"
                 )

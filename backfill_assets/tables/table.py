@@ -230,6 +230,18 @@ class Table:
             if column.nullable
         }
 
+    def same_key(self, left: str, right: str) -> str:
+        """The SQL condition that rows of two relations have the same day and natural key.
+
+        A null is equal to a null in the columns that may be null.
+        """
+        may_be_null = self.null_bounds
+        columns = dict.fromkeys((self.partition, *self.key))
+        return " AND ".join(
+            f"{left}.`{name}` {'<=>' if name in may_be_null else '='} {right}.`{name}`"
+            for name in columns
+        )
+
     @property
     def check_constraints(self) -> Mapping[str, str]:
         """The conditions on each row as SQL, by the name of the Delta CHECK constraint."""

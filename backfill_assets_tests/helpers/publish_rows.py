@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pyspark.sql.types as T
@@ -150,3 +150,15 @@ class Wider(DailyOrders):
 
 
 WIDER = replace(FACT, model=Wider)
+
+
+class PerChannel(Wider):
+    """A row for each customer and channel; the channel of some is not known."""
+
+    class Config(Wider.Config):
+        """A column of the key may be null."""
+
+        metadata: ClassVar = {**Wider.Config.metadata, "key": ["customer_id", "channel"]}
+
+
+PER_CHANNEL = replace(FACT, model=PerChannel)
