@@ -119,8 +119,8 @@ class Settings(BaseSettings):
             engine holds it in memory as a whole, several times over.
         max_expanded: bytes that a compressed landing file may expand to.
         max_control: bytes that a control file may have.
-        check_independence: whether the first range that new code of a table computes is held
-            against a day of it that is computed alone.
+        check_independence: whether ranges that new code of a table computes are held against days
+            of them that are computed alone, until two days with rows have shown no difference.
         stalled_after: seconds without progress of Spark after which a step says in its log which
             query it waits for; 0 for never.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be

@@ -24,6 +24,7 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import RAW, DailyOrders
+from backfill_assets.publish.compute import has_shown_equal_days, sample_days
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Input
 from backfill_assets.publish.types import Candidate, ComputePlan, Outcome, RunRequest
@@ -776,3 +777,70 @@ def test_production_publishes_what_it_is_given():
         (day(1), Outcome.IDENTICAL, 0),
         (day(2), Outcome.FAILED, None),
     ]
+
+
+# --- days that are computed alone as well ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("published", "alone", "is_enough"),
+    [
+        pytest.param([(1, 1, 1)], [(1, 2)], True, id="two days"),
+        pytest.param([(1, 1)], [(1, 2)], True, id="two days of two"),
+        pytest.param([(1, 1, 1)], [()], False, id="a range that was not compared"),
+        pytest.param([(0, 0, 0)], [(1, 2)], False, id="days without rows"),
+        pytest.param([(0, 1, 0)], [(1, 2)], False, id="one day among days without rows"),
+        pytest.param([(1, 0, 1)], [(1, 2)], False, id="a day without rows is no second day"),
+        pytest.param([(1, 1), (1, 1)], [(1,), (1,)], False, id="one day, twice"),
+        pytest.param([(1, 1), (1, 1)], [(1,), (2,)], True, id="one day, and another one"),
+        pytest.param([(1, 1), (0, 1)], [(1,), (2,)], False, id="another one alone"),
+    ],
+)
+def test_ranges_show_that_days_are_equal_alone(published, alone, is_enough):
+    commits = [
+        equal_days_record(version, dict(enumerate(rows, 1)), equal)
+        for version, (rows, equal) in enumerate(zip(published, alone, strict=True))
+    ]
+    assert has_shown_equal_days(commits, "code") is is_enough
+    # Later commits take nothing away from it.
+    assert has_shown_equal_days([*commits, record(9, days(7))], "code") is is_enough
+
+
+@pytest.mark.parametrize(
+    "carried", [{"undoes": "x"}, {"as_of": {"1": []}}, {"kind": "canary"}], ids=str
+)
+def test_rows_that_are_carried_over_show_nothing(carried):
+    commit = equal_days_record(1, {1: 1, 2: 1}, (1, 2))
+    assert has_shown_equal_days([commit], "code")
+    assert not has_shown_equal_days([commit], "other")
+    details = msgspec.structs.replace(commit.details, **carried)
+    assert not has_shown_equal_days([msgspec.structs.replace(commit, details=details)], "code")
+
+
+def equal_days_record(version: int, rows: Mapping[int, int], equal: Iterable[int]) -> CommitRecord:
+    """A commit of days with so many rows, of which some were equal alone."""
+    commit = record(version, days(*rows), alone=days(*equal))
+    published = {
+        day(n): msgspec.structs.replace(commit.days[day(n)], rows=count)
+        for n, count in rows.items()
+    }
+    return msgspec.structs.replace(commit, days=published)
+
+
+@pytest.mark.parametrize(
+    ("rows", "input_rows", "sample"),
+    [
+        ((3, 3, 3, 3), (9, 9, 9, 9), (2, 3)),
+        ((1, 4, 3, 2), (9, 9, 9, 9), (4, 3)),
+        ((3, 9), (9, 9), (2, 1)),
+        # The first day with rows, not the first day.
+        ((0, 1, 4, 4), (0, 9, 9, 9), (1, 3, 4)),
+        ((0, 0, 9), (3, 4, 9), (2, 3)),
+        ((0, 0, 0), (0, 3, 3), (2,)),
+    ],
+)
+def test_the_days_that_show_most_are_computed_alone(rows, input_rows, sample):
+    by_day, inputs_by_day = (
+        {day(n): count for n, count in enumerate(counts, 1)} for counts in (rows, input_rows)
+    )
+    assert sample_days(by_day, inputs_by_day) == [day(n) for n in sample]

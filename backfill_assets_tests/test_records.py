@@ -832,7 +832,7 @@ def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
     of_day = "rows digest verdict totals made_of nulls entries findings numbers made_under"
     details = (
         "landing event_days current_days log_days spans settled unsettled late kind undoes as of "
-        "references spreads accepts on hold"
+        "references spreads accepts on hold alone"
     )
     assert encoding_id(FACT) == f"3 run_date {fields} {of_day} provenance {details}"
     assert encoding_id(RAW) == f"3 log_date {fields} {of_day} provenance {details}"

@@ -13,7 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.input_frames import ServiceCaller
 from backfill_assets.audit.checks import check_specs
-from backfill_assets.calendar.partitions import DaySet, Window, partitions_of_run, to_windows
+from backfill_assets.calendar.partitions import (
+    DaySet,
+    Window,
+    partitions_of_run,
+    to_ranges,
+    to_windows,
+)
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
@@ -343,7 +349,7 @@ class _TableStep:
                 with explain_spark_errors(self.table, plan.days):
                     computed = self.compute_days(inputs, cache, plan.days)
                     if self.deployment.settings.check_independence and self.table.kind == "derived":
-                        self._refuse_dependent_days(plan, computed, inputs)
+                        computed = self._compare_days_alone(plan, computed, inputs)
                 yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
 
     def _plan(self, request: RunRequest) -> tuple[ComputePlan, AssetInputs]:
@@ -400,21 +406,25 @@ class _TableStep:
         required_days = partial(self.deployment.graph.required_days, dependency)
         return snapshot.with_reach(dependency.reach.deciding_days(ledger), required_days)
 
-    def _refuse_dependent_days(
+    def _compare_days_alone(
         self, plan: ComputePlan, computed: ComputedDays, inputs: AssetInputs
-    ) -> None:
-        """Raise if a day has other rows in the range than alone, the first time that code runs.
+    ) -> ComputedDays:
+        """Compute some days alone as well, and add to the commit's notes that they are equal.
 
         Raises:
-            DependentDaysError: a day has other rows.
+            DependentDaysError: a day has other rows in the range than alone.
         """
-        if sample := days_to_compute_alone(plan, computed.frame):
-            with cache_frames() as cache:
-                frames = {
-                    day: self.compute_days(inputs, cache, DaySet.from_days([day])).frame
-                    for day in sample
-                }
-                refuse_dependent_days(self.table, computed.frame, plan.days, frames)
+        sample = days_to_compute_alone(plan, computed.frame)
+        if not sample:
+            return computed
+        with cache_frames() as cache:
+            frames = {
+                day: self.compute_days(inputs, cache, DaySet.from_days([day])).frame
+                for day in sample
+            }
+            refuse_dependent_days(self.table, computed.frame, plan.days, frames)
+        details = msgspec.structs.replace(computed.notes.details, alone=to_ranges(sample))
+        return replace(computed, notes=replace(computed.notes, details=details))
 
 
 def _reference_digests(

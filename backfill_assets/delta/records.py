@@ -98,6 +98,8 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         accepts: of `ACCEPTED_CODE`, by the code version that computed them, the accepted days.
         on_hold: of an undo and a canary, by day, the input fingerprint of rows that a person has
             rejected. No schedule or sensor builds the day while its inputs have this fingerprint.
+        alone: days of the commit that were computed alone as well, with the same rows; see
+            `publish.compute`.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -115,6 +117,7 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     spreads: dict[date, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
     accepts: dict[str, list[str]] = msgspec.field(default_factory=dict)
     on_hold: dict[date, str] = msgspec.field(default_factory=dict, name="on hold")
+    alone: list[str] = msgspec.field(default_factory=list)
 
 
 class CommitRecord(msgspec.Struct, frozen=True, gc=False):

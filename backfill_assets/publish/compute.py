@@ -1,13 +1,14 @@
 """The computation of days: errors in words, and whether days are independent of each other.
 
 A run computes all days of its range at once. A function that groups without the day would mix
-days, and no check of a single day would notice. So the first range that new code of a table
-computes is compared with one or two of its days that are computed alone.
+days, and no check of a single day would notice. So a range is compared with some of its days that
+are computed alone, until ranges of the same code have shown enough days with rows that are equal.
+The commit records which days were compared.
 """
 
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import reduce
@@ -18,10 +19,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import RefusedError, digest_sums
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
-from backfill_assets.delta import records
 from backfill_assets.delta.commits import summarize_error
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.types import ComputePlan
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -97,30 +98,50 @@ class DependentDaysError(RefusedError):
     """A day has other rows within a range than alone."""
 
 
+#: So many different days with rows must have come out the same alone as within a range.
+_ENOUGH_DAYS = 2
+
+
 def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
     """Return the days to compute alone as well, to see that the range gives the same rows.
 
-    None if some run published several days at once by this code version. Otherwise the day with the
-    fewest rows, and one day without rows. Of a stateful table, only the first day can be computed
-    alone.
+    None if this code version has shown that, see `has_shown_equal_days`. Otherwise two days with
+    rows, and one day without rows. Of a stateful table, only the first day can be computed alone.
     """
-    days, ledger = plan.days, plan.ledger
-    version = plan.request.record["code_version"]
-    computed_before = not plan.request.compares and any(
-        record.code_version == version and len(record.days) > 1 and _is_computed(record)
-        for record in ledger.records
-    )
-    if len(days) < 2 or computed_before:
+    days, version = plan.days, plan.request.record["code_version"]
+    shown = not plan.request.compares and has_shown_equal_days(plan.ledger.records, version)
+    if len(days) < 2 or shown:
         return []
     first = min(days)
     if plan.digester:
         return [first]
     counts = frame.groupBy(plan.table.partition).count().collect()
     rows_by_day = dict.fromkeys(days, 0) | {day: rows for day, rows in counts if day in days}
-    return _sample_days(rows_by_day, first)
+    input_rows = {
+        day: sum(source.count_input_rows(Window(day, day + DAY)) for source in plan.sources)
+        for day in days
+    }
+    return sample_days(rows_by_day, input_rows)
 
 
-def _is_computed(record: records.CommitRecord) -> bool:
+def has_shown_equal_days(records: Sequence[CommitRecord], code_version: str) -> bool:
+    """Return whether enough days came out the same alone as within a range, by a code version.
+
+    A range in which a single day has rows shows nothing: there was nothing to mix.
+    """
+    equal_days: set[date] = set()
+    for record in reversed(records):
+        if record.code_version != code_version or not _is_computed(record):
+            continue
+        filled_days = {day for day, published in record.days.items() if published.rows}
+        if len(filled_days) > 1:
+            equal_days |= filled_days.intersection(from_ranges(record.details.alone))
+        if len(equal_days) >= _ENOUGH_DAYS:
+            return True
+    return False
+
+
+def _is_computed(record: CommitRecord) -> bool:
     """Return whether a run computed the days of a commit; other commits carry earlier rows over."""
     details = record.details
     return not (details.kind or details.undoes or details.as_of)
@@ -174,15 +195,17 @@ def _row_count_text(sums: tuple[int, ...] | None) -> str:
     return f"{sums[0] if sums else 0} row(s)"
 
 
-def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
-    """Choose the days to compute alone.
+def sample_days(rows: Mapping[date, int], input_rows: Mapping[date, int]) -> list[date]:
+    """Choose the days to compute alone: a day without rows, and two of those with the fewest rows.
 
-    A later day is preferred: on the first one, a function that looks at the row before is right.
+    `rows` are those of each day within the range. The first day with rows is chosen last: a
+    function that looks at the row before is right there. Of the days without rows, the one with the
+    most `input_rows` is chosen: the range may have put its rows into another day.
     """
-    filled = [day for day in rows if rows[day]]
-    empty = [day for day in rows if not rows[day]]
-    fewest = min(filled, key=lambda day: (day == first, rows[day], day), default=None)
-    return [*sorted(empty)[:1], *([fewest] if fewest else [])]
+    filled = sorted(day for day in rows if rows[day])
+    empty = sorted(rows.keys() - filled, key=lambda day: (-input_rows[day], day))
+    fewest = sorted(filled, key=lambda day: (day == filled[0], rows[day], day))
+    return [*empty[:1], *fewest[:_ENOUGH_DAYS]]
 
 
 def _contains_floats(kind: T.DataType) -> bool:
