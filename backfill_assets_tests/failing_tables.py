@@ -55,8 +55,9 @@ def failing_udf(orders: Orders) -> DataFrame:
 
 @table(Count)
 def wrong_cast(orders: Orders) -> DataFrame:
-    """Rows of the input cannot be cast."""
-    return counted(orders).withColumn("orders", F.lit("many").cast("long"))
+    """Rows of the first day cannot be cast."""
+    text = F.when(F.dayofmonth("run_date") == 1, "many").otherwise("3")
+    return counted(orders).withColumn("orders", text.cast("long"))
 
 
 @table(Count)

@@ -423,6 +423,14 @@ def test_a_window_is_cut_into_windows_of_at_most_so_many_days(window, most):
     assert len(parts[-1]) <= most
 
 
+@given(DAYS.map(set).filter(lambda days: len(days) > 1), st.data())
+def test_days_are_cut_at_a_day(days, data):
+    ordered = sorted(days)
+    n = data.draw(st.integers(1, len(ordered) - 1))
+    parts = DaySet.from_days(days).split_at(ordered[n])
+    assert [[*part] for part in parts] == [ordered[:n], ordered[n:]]
+
+
 @given(SPANS | DAYS.map(DaySet.from_days), st.sets(st.dates(START, day(60))))
 def test_a_window_contains_some_of_the_days_or_none(window, days):
     assert window.contains_any(days) is bool({*window} & days)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from typing import Annotated, Any
+from unittest.mock import Mock
 
 import msgspec
 import pyspark.sql.types as T
 import pytest
 from dagster import Failure
+from pyspark.errors import AnalysisException, ArithmeticException
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets import FACT, ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, table
+from backfill_assets.assets import table_asset
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.backfills.verify import ComparisonDestination
 from backfill_assets.calendar.late_data import Policy
@@ -24,10 +28,22 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import RAW, DailyOrders
-from backfill_assets.publish.compute import has_shown_equal_days, sample_days
+from backfill_assets.publish.compute import (
+    explain_spark_errors,
+    has_shown_equal_days,
+    sample_days,
+)
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import Destination, Input
-from backfill_assets.publish.types import Candidate, ComputePlan, Outcome, RunRequest
+from backfill_assets.publish.publication import list_results
+from backfill_assets.publish.publisher import Destination, Input, Publisher
+from backfill_assets.publish.types import (
+    Candidate,
+    ComputedDays,
+    ComputePlan,
+    DayResult,
+    Outcome,
+    RunRequest,
+)
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.input_digest import StateDigester
@@ -35,6 +51,7 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.publish_rows import make_plan
 from backfill_assets_tests.helpers.written_logs import commit_with_record
 
 
@@ -844,3 +861,86 @@ def test_the_days_that_show_most_are_computed_alone(rows, input_rows, sample):
         {day(n): count for n, count in enumerate(counts, 1)} for counts in (rows, input_rows)
     )
     assert sample_days(by_day, inputs_by_day) == [day(n) for n in sample]
+
+
+# --- days whose rows fail -------------------------------------------------------------------------
+
+
+class FailingStep(table_asset._TableStep):
+    """Its days are planned without a table."""
+
+    def _plan(self, request: RunRequest) -> tuple[ComputePlan, table_asset.AssetInputs]:
+        return make_plan(Ledger(FACT), request.window), Mock(references={})
+
+
+@dataclass(frozen=True)
+class FailingDestination(Destination):
+    """Rows of some days fail when the candidate is audited."""
+
+    fail: Callable[[Window], None]
+    published: list[Window]
+
+    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+        if candidate.computed:
+            with explain_spark_errors(FACT, candidate.plan.days):
+                self.fail(candidate.plan.days)
+            self.published.append(candidate.plan.days)
+        return list_results(candidate.plan)
+
+
+def deliver_days(
+    error: Exception, bad_days: Collection[date], *, at_audit: bool
+) -> tuple[list[Window], list[Window], dict[date, str]]:
+    """Compute and deliver days 1 to 5, of which some fail; what was tried, published, refused."""
+    tried: list[Window] = []
+
+    def fail(window: Window) -> None:
+        tried.append(window)
+        if {*window} & {*bad_days}:
+            raise error
+
+    def compute_days(inputs: Any, cache: Any, window: Window) -> ComputedDays:
+        if not at_audit:
+            fail(window)
+        return ComputedDays(Mock(), {})
+
+    destination = FailingDestination("/warehouse", fail if at_audit else lambda _: None, [])
+    publisher = make_publisher().with_destination(destination)
+    deployment = Mock(settings=Mock(check_independence=False))
+    step = FailingStep(deployment, FACT, compute_days, publisher, {}, Mock())
+    delivered = publisher.deliver_all(step.compute(RunRequest(Window(day(1), day(6)), RUN)))
+    reasons = {
+        result.day: result.verdict.failure_reasons for _, results in delivered for result in results
+    }
+    return tried, destination.published, reasons
+
+
+DIVISION = ArithmeticException("[DIVIDE_BY_ZERO] Division by zero.")
+
+
+@pytest.mark.parametrize("at_audit", [False, True], ids=["in the function", "at the audit"])
+def test_a_day_whose_rows_fail_holds_back_no_other_day(at_audit):
+    tried, published, refused = deliver_days(DIVISION, days(3), at_audit=at_audit)
+    parts = [days((1, 5)), days(1, 2), days((3, 5)), days(3), days(4, 5)]
+    assert tried == [DaySet.from_days(part) for part in parts]
+    assert published == [Window(day(1), day(3)), Window(day(4), day(6))]
+    assert refused.keys() == days(3)
+    assert re.fullmatch(
+        rf"conservation: fact_daily_orders \[{day(3)}\]: its rows cannot be computed: "
+        r"\[DIVIDE_BY_ZERO\] Division by zero \(.*\)\. Nothing was written for these days, and "
+        r"they are as they were\. Mend the function, or the input rows that it cannot take, and "
+        r"launch these days again\.",
+        refused[day(3)],
+    )
+
+
+def test_each_day_whose_rows_fail_is_refused():
+    tried, published, refused = deliver_days(DIVISION, days((1, 5)), at_audit=True)
+    assert (len(tried), published, {*refused}) == (9, [], days((1, 5)))
+
+
+@pytest.mark.parametrize("at_audit", [False, True])
+def test_a_query_that_cannot_run_fails_the_step(at_audit):
+    """It fails for any day: it is not tried again."""
+    with pytest.raises(Failure, match=rf"\[{day(1)}...{day(5)}\]: .*UNRESOLVED_COLUMN"):
+        deliver_days(AnalysisException("[UNRESOLVED_COLUMN] x"), days(3), at_audit=at_audit)

@@ -32,6 +32,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import (
     days_to_compute_alone,
     explain_spark_errors,
+    is_failure_of_rows,
     refuse_dependent_days,
 )
 from backfill_assets.publish.publisher import Input, Publisher
@@ -341,16 +342,36 @@ class _TableStep:
             stretches = to_windows(request.window)
             parts = [part for days in stretches for part in days.split_by_length(DAYS_PER_COMMIT)]
         for part in parts:
-            plan, inputs = self._plan(replace(request, window=part))
-            if not plan.reasons:
-                yield Candidate(plan)
-                continue
+            yield from self._compute_part(replace(request, window=part))
+
+    def _compute_part(self, request: RunRequest) -> Iterator[Candidate]:
+        """Yield the days of a request, computed together.
+
+        If Spark fails on rows of them, here or where the candidate is published, each half is
+        computed by itself, and so on. A day whose rows fail is refused. One such day of n costs
+        up to 2 log2(n) further computations, of up to 2n days in total.
+        """
+        plan, inputs = self._plan(request)
+        if not plan.reasons:
+            yield Candidate(plan)
+            return
+        try:
             with cache_frames() as cache:  # until the days are published
                 with explain_spark_errors(self.table, plan.days):
                     computed = self.compute_days(inputs, cache, plan.days)
                     if self.deployment.settings.check_independence and self.table.kind == "derived":
                         computed = self._compare_days_alone(plan, computed, inputs)
                 yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
+            return
+        except dg.Failure as failure:
+            if not is_failure_of_rows(failure):
+                raise
+            reason = failure.description or ""
+        if len(plan.days) == 1:
+            yield Candidate(plan.refuse_all(reason))
+            return
+        for half in request.window.split_at(sorted(plan.days)[len(plan.days) // 2]):
+            yield from self._compute_part(replace(request, window=half))
 
     def _plan(self, request: RunRequest) -> tuple[ComputePlan, AssetInputs]:
         """Plan the days of a request, and return the inputs that it was planned with."""

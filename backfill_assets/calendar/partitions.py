@@ -145,6 +145,11 @@ class Window:
             starts.append(starts[-1] + step)
         return [Window(start, min(start + step, self.end)) for start in starts]
 
+    def split_at(self, first: date) -> "list[Window]":
+        """The days before a day, and those from it on; this must contain some of both."""
+        parts = [d for d in self if d < first], [d for d in self if d >= first]
+        return [DaySet.from_days(part) for part in parts]
+
     def sql_condition(self, column: str, *, relation: str = "") -> str:
         """The SQL condition on a DATE column, of a relation if named, for these days."""
         quoted = f"{relation and relation + '.'}`{column.replace('`', '``')}`"

@@ -15,6 +15,7 @@ from functools import reduce
 
 import dagster as dg
 import pyspark.sql.types as T
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -85,9 +86,19 @@ def step_failure(table: Table, days: Window, problem: str, error: Exception) -> 
         fix = "Mend the function, or the input rows that it cannot take"
     where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
     return dg.Failure(
-        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written, and the table is "
-        f"as it was. {fix}, and launch these days again."
+        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written for these days, "
+        f"and they are as they were. {fix}, and launch these days again."
     )
+
+
+#: Errors of Spark before it reads rows: it cannot analyze a query, or a call is wrong.
+_QUERY_ERRORS = (AnalysisException, AttributeError, LookupError, TypeError, ValueError)
+
+
+def is_failure_of_rows(failure: dg.Failure) -> bool:
+    """Return whether Spark failed on rows of some days, so that other days may be computed."""
+    cause = failure.__cause__
+    return isinstance(cause, SPARK_ERRORS) and not isinstance(cause, _QUERY_ERRORS)
 
 
 #: The column that marks rows of a day that was computed alone.

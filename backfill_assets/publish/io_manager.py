@@ -8,7 +8,7 @@ days are computed each time; a day with unchanged rows is not written again.
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
 from typing import Any, Self
@@ -162,8 +162,7 @@ class DeltaIOManager(publisher.Publisher):
         failed: dict[date, str] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
             try:
-                for candidate in obj:
-                    results = self.destination.deliver(self, candidate)
+                for candidate, results in self.deliver_all(obj):
                     failed |= {
                         d.day: d.verdict.failure_reasons
                         for d in results
@@ -185,6 +184,32 @@ class DeltaIOManager(publisher.Publisher):
                 f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in outcome_counts.items()
             )
         )
+
+    def deliver_all(
+        self, candidates: Iterator[Candidate]
+    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
+        """Deliver each candidate, and yield it with its results.
+
+        A failure is raised where the asset has yielded the candidate: it may hand over fewer days
+        instead.
+
+        Raises:
+            dagster.Failure: the days cannot be published.
+        """
+        candidate = next(candidates, None)
+        while candidate:
+            failure = None
+            try:
+                results = self.destination.deliver(self, candidate)
+            except dg.Failure as error:
+                failure = error
+            if failure is None:
+                yield candidate, results
+                candidate = next(candidates, None)
+            elif isinstance(candidates, Generator):
+                candidate = candidates.throw(failure)
+            else:
+                raise failure
 
     def _report_stalls(
         self, context: dg.OutputContext, days: str

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -132,6 +132,11 @@ class ComputePlan:
     def input_versions(self) -> dict[str, int]:
         """The version of each input table."""
         return {source.table.name: source.ledger.version or 0 for source in self.sources}
+
+    def refuse_all(self, reason: str) -> "ComputePlan":
+        """Return the plan without days to compute: all of them are refused, for one reason."""
+        refused = dict.fromkeys(self.reasons, Expectation(problems=[reason]))
+        return replace(self, reasons={}, refused={**self.refused, **refused})
 
     @property
     def published(self) -> TableSnapshot:
