@@ -624,6 +624,22 @@ def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
     assert not {"hidden", "unknown", "below"} & {row["order_id"] for row in everything["rows"]}
 
 
+def test_names_with_a_colon(spark, tmp_path: Path) -> None:
+    """Beside such a file, Hadoop's own file system cannot look for a checksum."""
+    day_folder = make_folder(tmp_path)
+    names = [f"T10:00:{n}.{kind}" for n, kind in enumerate(("jsonl", "csv", "parquet", "json.gz"))]
+    (day_folder / names[0]).write_bytes(json_line())
+    csv_file(tmp_path, names[1], HEADER, csv_record())
+    pq.write_table(orders_table(1), day_folder / names[2])
+    (day_folder / names[3]).write_bytes(gzip.compress(json_line()))
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, Window(DAY, DAY + timedelta(days=1)))
+    assert found.broken == {}
+    assert found.line_counts == {f"arrival_date={DAY}/{name}": 1 for name in names}
+    read = read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, "UTC").collect()
+    assert {row["source_file"] for row in read} == {*found.line_counts}
+    assert all(row["_reason"] is None for row in read)
+
+
 def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None:
     day_folder = make_folder(tmp_path)
     good = json_line() + b"\n"

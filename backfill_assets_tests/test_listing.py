@@ -133,6 +133,14 @@ def test_a_name_that_is_not_utf_8(orders):
     assert list(list_orders(orders).files_on(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
 
 
+def test_a_name_with_a_colon_that_spark_must_not_take_for_a_pattern(orders):
+    """A path that is escaped is looked up by its parts, and Hadoop takes `T10:` for a scheme."""
+    for name in ("T10:00.jsonl", "part[1].jsonl", "part[1]T10:00.jsonl"):
+        put_file(orders, name)
+    reason = "Spark opens no path with a colon and one of * ? [ ] { } \\: rename it"
+    assert refused_files(orders) == {"part[1]T10:00.jsonl": reason}
+
+
 # --- what is not opened ---------------------------------------------------------------------------
 
 

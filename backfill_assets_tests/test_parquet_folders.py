@@ -59,10 +59,11 @@ def test_a_partition_whose_name_begins_as_a_hidden_one(spark, tmp_path, column):
     assert read_rows(spark, tmp_path) == [{"n": 1, column: "1"}]
 
 
-def test_files_without_a_suffix_are_read(spark, tmp_path):
+def test_files_of_any_name_are_read(spark, tmp_path):
     write_file(tmp_path, "000000_0", n=pa.array([1]))
     write_file(tmp_path, "part-1.parq", n=pa.array([2]))
-    assert [row["n"] for row in read_rows(spark, tmp_path)] == [1, 2]
+    write_file(tmp_path, "part-2024-01-01T10:00:00", n=pa.array([3]))
+    assert [row["n"] for row in read_rows(spark, tmp_path)] == [1, 2, 3]
 
 
 def test_a_column_of_several_types_has_one_that_holds_all(spark, tmp_path):

@@ -29,7 +29,7 @@ from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile, TableImport
 from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
-from backfill_assets.spark.filesystems import in_object_store, open_store
+from backfill_assets.spark.filesystems import in_object_store, open_store, read_options
 from backfill_assets.spark.frames import quote_name
 
 #: Number of footers read at a time.
@@ -70,7 +70,8 @@ def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> D
     paths, schemas = {}, {}
     for group, columns in _group_by_schema(url, files):
         paths[group[0]] = [escape_glob(f"{url}/{file.path}") for file in group]
-        struct = spark.read.option("basePath", url).parquet(*paths[group[0]]).schema
+        options = {"basePath": url, **read_options(paths[group[0]])}
+        struct = spark.read.options(**options).parquet(*paths[group[0]]).schema
         schemas[group[0]] = _with_nulls(struct, columns)
     types = _types_of_all(url, schemas)
     frames = []
@@ -85,7 +86,8 @@ def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> D
                 if not isinstance(field.dataType, T.NullType)
             ]
         )
-        rows = spark.read.option("basePath", url).schema(struct).parquet(*paths[file])
+        options = {"basePath": url, **read_options(paths[file])}
+        rows = spark.read.options(**options).schema(struct).parquet(*paths[file])
         frames.append(
             rows.select(
                 *(

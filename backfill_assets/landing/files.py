@@ -27,6 +27,7 @@ from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.landing import formats, parquet
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
+    GLOB,
     LandingError,
     ListedFile,
     Listing,
@@ -35,7 +36,7 @@ from backfill_assets.landing.listing import (
 )
 from backfill_assets.landing.parquet import ParquetColumns
 from backfill_assets.landing.size_limits import SizeLimits
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.filesystems import open_store, read_options
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -54,7 +55,6 @@ _UNUSABLE = (
 _MOST_REASON = 200
 #: Maximum digits of a total.
 _MOST_DIGITS = 38
-_GLOB = re.compile(r"[\\{}\[\]*?]")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def escape_glob(url: str) -> str:
     Spark's option to turn globs off is no alternative: with it, each such path stands for all paths
     of the read, and each line is counted that many times.
     """
-    return _GLOB.sub(r"\\\g<0>", url)
+    return GLOB.sub(r"\\\g<0>", url)
 
 
 def read_control(
@@ -304,9 +304,8 @@ def _bisect_bad_file(
 #: Number of files, of all sizes, that are opened to check whether the engine can open any; and the
 #: bytes beyond which only the length of a file is read.
 _MOST_OPENED, _MOST_BYTES = 20, 1 << 26
-#: Hadoop's errors of a single file: its checksum file is of another content, or its name has a
-#: colon.
-_SINGLE_FILE_ERRORS = ("ChecksumException", "Relative path in absolute URI")
+#: Hadoop's error of a single file: its checksum file is of another content.
+_CHECKSUM_ERROR = "ChecksumException"
 
 
 def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
@@ -316,7 +315,7 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
     """
     by_size = sorted(files, key=lambda file: file.size)
     sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
-    if any(name in cause for name in _SINGLE_FILE_ERRORS):
+    if _CHECKSUM_ERROR in cause:
         return
     if any(_is_readable_by_spark(spark, file) for file in sample):
         return
@@ -334,7 +333,8 @@ def _is_readable_by_spark(spark: SparkSession, file: LandingFile) -> bool:
     """Whether Spark reads the bytes of a file; of a large one, only its length."""
     column = F.length("content") if file.size <= _MOST_BYTES else F.col("length")
     try:
-        spark.read.format("binaryFile").load(file.url).select(column).collect()
+        reader = spark.read.format("binaryFile").options(**read_options([file.url]))
+        reader.load(file.url).select(column).collect()
     except SPARK_ERRORS as error:
         raise_if_engine_failed(error)
         return False

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.escaping import escape_line
 from backfill_assets.landing.listing import LandingError
+from backfill_assets.spark.filesystems import read_options
 from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
@@ -60,7 +61,7 @@ def text_lines(
     """
     # Hadoop's reader includes the line end, and reads lines shorter than this.
     reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
-    lines = reader.text([*urls])
+    lines = reader.options(**read_options(urls)).text([*urls])
     value, text = F.col("value"), F.col(TEXT)
     # Concatenated files have byte-order marks in the middle. (Not `ltrim`, which also removes parts
     # of a mark.)

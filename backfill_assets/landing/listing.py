@@ -106,6 +106,8 @@ def _is_text(name: str) -> bool:
 
 
 CONTROL_FILE = "_control.json"
+#: Characters of a glob, which must be escaped for Spark.
+GLOB = re.compile(r"[\\{}\[\]*?]")
 _READABLE_NAME = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Suffixes of unfinished files.
@@ -448,7 +450,7 @@ def _day_folder(day: date, items: Iterable[FolderItem] | str, hourly: bool) -> D
         else:
             is_read = _is_read(item, name, hourly, hour)
         if is_read:
-            refused = item.refused or ("" if item.is_file else "not a file")
+            refused = item.refused or ("" if item.is_file else "not a file") or _name_problem(item)
             files[source_file] = ListedFile(source_file, item.path, item.size, item.mtime, refused)
         elif name == CONTROL_FILE or (name and not _is_hidden(name)):
             unknown.append(source_file)
@@ -468,6 +470,13 @@ def _is_read(item: FolderItem, name: str, hourly: bool, hour: str) -> bool:
         and item.is_file
         and bool(_READABLE_NAME.fullmatch(name))
     )
+
+
+def _name_problem(item: FolderItem) -> str:
+    """Why Spark cannot open a file by its name; empty if it can."""
+    if ":" in item.path.rpartition("/")[2] and GLOB.search(item.path):
+        return "Spark opens no path with a colon and one of * ? [ ] { } \\: rename it"
+    return ""
 
 
 def _is_hidden(name: str) -> bool:

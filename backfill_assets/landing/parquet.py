@@ -19,6 +19,7 @@ from backfill_assets.landing.formats import (
     origin_columns,
 )
 from backfill_assets.landing.listing import LandingError
+from backfill_assets.spark.filesystems import read_options
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.tables.sources import Source
 
@@ -138,7 +139,8 @@ def _is_nanoseconds(kind: pa.DataType) -> bool:
 
 def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
     """The rows of Parquet files with these columns."""
-    return spark.read.schema(columns.spark_schema).parquet(*urls)
+    reader = spark.read.options(**read_options(urls)).schema(columns.spark_schema)
+    return reader.parquet(*urls)
 
 
 def decoding_hash(columns: ParquetColumns) -> Column:

@@ -1,5 +1,6 @@
 """Folders and URLs as Arrow file systems, for files listed, read or written without Spark."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from uuid import uuid4
@@ -19,6 +20,23 @@ def open_store(url: str) -> tuple[pafs.FileSystem, str]:
     if store := store_of(url):
         return _store_filesystem(store), store.path_of(url)
     return pafs.LocalFileSystem(), url
+
+
+#: Options of a read in which Hadoop looks for no checksum files, in a file system of its own.
+_WITHOUT_CHECKSUMS = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+def read_options(urls: Iterable[str]) -> Mapping[str, str]:
+    """The options with which Spark reads files, by their paths or URLs.
+
+    Beside a local file, Hadoop looks for a checksum file `.NAME.crc`, and fails where the name has
+    a colon: it takes what is before the colon for the scheme of a URL.
+    """
+    names = (url.rpartition("/")[2] for url in urls)
+    return _WITHOUT_CHECKSUMS if any(":" in name for name in names) else {}
 
 
 @cache
