@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import pandera.pyspark as pa
@@ -18,17 +19,26 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import raw_load, staging
-from backfill_assets.assets.raw_rows import REASON, read_versions
+from backfill_assets.assets import raw_expectations, raw_load, staging
+from backfill_assets.assets.raw_rows import (
+    REASON,
+    FileCounts,
+    ParsedFiles,
+    RetainedRows,
+    read_versions,
+)
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.deployment import Deployment
+from backfill_assets.landing.files import LandingFile, LandingFiles
 from backfill_assets.landing.formats import TEXT, csv_records, header_columns
-from backfill_assets.landing.listing import LandingError
+from backfill_assets.landing.listing import LandingError, ListedFile
+from backfill_assets.landing.load_manifest import LoadManifest, LoadTarget
 from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import nullable
@@ -517,6 +527,93 @@ def test_a_dialect_of_csv_and_local_times(spark):
     assert rows[None][REASON] is not None
 
 
+BERLIN = replace(VISITS, timezone="Europe/Berlin")
+
+
+CLOCKS_BACK = date(2024, 10, 27)
+
+
+def parse_landing(spark, landing: Path, source: Source) -> tuple[ParsedFiles, set[str]]:
+    """The parsed files of the day, and the names of those that have lines."""
+    deployment = Deployment(load_settings(landing=str(landing)))
+    with cache_frames() as cache:
+        loader = raw_load.RawLoader(deployment, source, None, cache, frozenset(), False)
+        listing = loader.list_folders([CLOCKS_BACK])
+        parsed = loader.parse_files(lambda: spark, Window(CLOCKS_BACK, CLOCKS_BACK + DAY), listing)
+        return parsed, {row["source_file"] for row in parsed.lines.collect()}
+
+
+def test_lines_of_two_hours_with_one_local_time_are_counted_with_their_keys(spark, tmp_path):
+    """When clocks are set back, both have the earlier moment: one would supersede the other."""
+    texts = ["site,number,began,sent"]
+    texts += [f"a,{n},2024-10-27 0{n}:30:00,2024-10-27T01:00:00Z" for n in (1, 2, 3)]
+    texts += ["a,4,2024-10-27 02:30:00,2024-10-27T01:00:00Z", "a,x,2024-10-27 02:30:00,"]
+    twice, once = (f"arrival_date={CLOCKS_BACK}/{name}.csv" for name in ("twice", "once"))
+    folder = tmp_path / "visits"
+    (folder / twice).parent.mkdir(parents=True)
+    (folder / twice).write_text("\n".join(texts))
+    (folder / once).write_text("\n".join(texts[:2]))
+    parsed, names = parse_landing(spark, tmp_path, BERLIN)
+    assert names == {once, twice}
+    assert parsed.counts[once].ambiguous == 0
+    assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
+    assert parsed.counts[twice].ambiguous_keys == ("site=a, number=2", "site=a, number=4")
+    # Held back, the file has no rows.
+    parsed, names = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="raise"))
+    assert names == {once}
+    assert parsed.landing_files.broken_names == {twice}
+
+
+AMBIGUOUS_FILES = {
+    f"arrival_date={day(1)}/{name}": FileCounts(9, accepted=9, ambiguous=n, ambiguous_keys=keys)
+    for name, n, keys in (("a.csv", 2, ("k=1", "k=2")), ("b.csv", 0, ()), ("c.csv", 1, ("k=3",)))
+}
+HAS_TWICE = "local time that Europe/Berlin has twice, or not at all, as its clocks change, such as"
+MEND = "have the source send times in UTC, or with an offset"
+
+
+def expected_day(source: Source) -> Expectation:
+    """What is expected of the first day, loaded from these files."""
+    files = [
+        LandingFile(day(1), name.rpartition("/")[2], f"/{name}", 9) for name in AMBIGUOUS_FILES
+    ]
+    landing_files = LandingFiles(files=files)
+    raw_expectations.drop_ambiguous_files(source, landing_files, AMBIGUOUS_FILES)
+    counts = {file.source_file: AMBIGUOUS_FILES[file.source_file] for file in landing_files.files}
+    listed = {name: ListedFile(name, f"/{name}", 9, 1) for name in counts}
+    expectations = raw_expectations.raw_expectations(
+        source,
+        ParsedFiles(landing_files, frozenset(), None, counts),
+        {day(1): LoadTarget(LoadManifest(), listed)},
+        RetainedRows(),
+        Window(day(1), day(2)),
+        ledger(source.raw),
+        raw_expectations.RejectedLimits(0.01, 0.05, 0.5),
+        (),
+    )
+    return expectations[day(1)]
+
+
+def test_ambiguous_lines_are_a_warning_of_their_day_with_the_mend():
+    expectation = expected_day(BERLIN)
+    assert not expectation.problems
+    (warning,) = expectation.warnings
+    assert warning.startswith(f"3 line(s) have a {HAS_TWICE} k=1; k=2; k=3: {MEND}. They are")
+    assert 'declare the source visits with ambiguous="raise"' in warning
+    assert expectation.rows == 27
+
+
+def test_a_source_can_hold_back_files_with_ambiguous_lines():
+    day_folder = f"arrival_date={day(1)}"
+    expectation = expected_day(replace(BERLIN, ambiguous="raise"))
+    assert expectation.problems == [
+        f"cannot be read: {day_folder}/{name} ({n} line(s) have a {HAS_TWICE} {keys}: {MEND})"
+        for name, n, keys in (("a.csv", 2, "k=1; k=2"), ("c.csv", 1, "k=3"))
+    ]
+    assert not expectation.warnings
+    assert expectation.rows == 9
+
+
 def test_a_source_without_a_version_time_has_assets():
     """Dagster refuses a lineage that names a column twice."""
     source, deployment = replace(VISITS, version_time=""), Deployment(load_settings())
@@ -568,6 +665,7 @@ def test_a_header_that_has_a_field_twice_in_another_case_is_none():
         ("delimiter", ";;", "one ASCII character"),
         ("timezone", "Berlin", "the IANA name of a time zone"),
         ("timezone", ["UTC"], "the IANA name of a time zone"),
+        ("ambiguous", "later", 'give "earlier" or "raise"'),
     ],
 )
 def test_a_dialect_that_is_none_is_refused(argument, value, expected):

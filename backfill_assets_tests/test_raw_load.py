@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
+from zoneinfo import ZoneInfo
 
 import pyspark.sql.types as T
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.raw_rows import (
     accepted_rows,
+    is_ambiguous,
     parse_decimal,
     parse_timestamp,
     read_versions,
@@ -438,6 +442,38 @@ def test_every_line_is_either_accepted_or_rejected(spark) -> None:
         n: "rejected" if isinstance(expected, str) else "raw"
         for n, (_, expected) in enumerate(LINES)
     }
+
+
+#: A zone, and a local time near a change of its clocks.
+CLOCK_CHANGES = [
+    ("Europe/Berlin", "2024-10-27T02:00"),
+    ("Europe/Berlin", "2024-03-31T02:00"),
+    ("Australia/Lord_Howe", "2024-04-07T02:00"),  # by half an hour
+    ("America/Havana", "2024-11-03T01:00"),  # over midnight
+    ("America/Havana", "2024-03-10T00:00"),
+    ("Pacific/Apia", "2011-12-30T00:00"),  # by a whole day
+    ("Asia/Kolkata", "2024-10-27T02:00"),
+]
+
+
+def test_local_times_that_a_zone_has_twice_or_not_at_all(spark) -> None:
+    expected, read = {}, {}
+    for zone, center in CLOCK_CHANGES:
+        clock = [datetime.fromisoformat(center) + n * timedelta(minutes=10) for n in range(-20, 21)]
+        locals_ = [moment.isoformat(sep=" ") for moment in clock]
+        texts = [*locals_, *(f"{text}+01:00" for text in locals_), center[:10], "no time"]
+        values = _read_texts(spark, texts, partial(parse_and_judge, zone))
+        read |= {(zone, text): value for text, value in zip(texts, values, strict=True)}
+        expected |= dict.fromkeys(((zone, text) for text in texts), False)
+        for text, moment in zip(locals_, clock, strict=True):
+            first, second = (moment.replace(tzinfo=ZoneInfo(zone), fold=n) for n in (0, 1))
+            expected[zone, text] = first.utcoffset() != second.utcoffset()
+    assert read == expected
+    assert sum(expected.values()) == 6 + 6 + 3 + 6 + 6 + 21
+
+
+def parse_and_judge(zone: str, text: Column) -> Column:
+    return is_ambiguous(text, parse_timestamp(text, zone), zone)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus"])

@@ -1,6 +1,6 @@
 """Expectations of raw days: counts of landed lines against rows, warnings and problems."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
@@ -21,8 +21,8 @@ from backfill_assets.tables.sources import Source
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 #: A day that keeps a smaller share of its rows is not published unless a person accepts it.
 _ROW_SHARE = 0.5
-#: The most files of a day that messages name.
-_MOST_NAMES = 20
+#: The most files of a day, and keys of lines, that messages name.
+_MOST_NAMES, _MOST_KEYS = 20, 5
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def raw_expectations(
             problems=problems,
             warnings=[
                 *_day_warnings(source, parsed_files, day, target, log),
+                *_ambiguous_messages(source, counts),
                 *_hour_messages(source, parsed_files.landing_files, day, target),
                 *_unknown_messages(parsed_files.landing_files, day),
                 *_stray_messages(source, parsed_files.landing_files, day),
@@ -121,6 +122,41 @@ def rejected_expectations(
             warnings=_unknown_messages(parsed_files.landing_files, day),
         )
     return expectations
+
+
+def drop_ambiguous_files(
+    source: Source, landing_files: LandingFiles, counts: Mapping[str, FileCounts]
+) -> bool:
+    """Drop the files that a source with `ambiguous="raise"` holds back; return whether any is."""
+    if source.ambiguous != "raise":
+        return False
+    ambiguous_counts = {name: count for name, count in counts.items() if count.ambiguous}
+    for file in [x for x in landing_files.files if x.source_file in ambiguous_counts]:
+        landing_files.drop_file(
+            file, _describe_ambiguous(source, ambiguous_counts[file.source_file])
+        )
+    return bool(ambiguous_counts)
+
+
+def _ambiguous_messages(source: Source, counts: FileCounts) -> list[str]:
+    """Report lines of an arrival day that are loaded although their local time is ambiguous."""
+    if not counts.ambiguous:
+        return []
+    return [
+        f"{_describe_ambiguous(source, counts)}. They are loaded with the earlier of two moments, "
+        "so lines of two hours may count as versions of one; to hold such files back instead, "
+        f'declare the source {source.name} with ambiguous="raise"'
+    ]
+
+
+def _describe_ambiguous(source: Source, counts: FileCounts) -> str:
+    """Return how many lines have an ambiguous local time, which ones, and the mend."""
+    keys = "; ".join(counts.ambiguous_keys[:_MOST_KEYS])
+    return (
+        f"{counts.ambiguous} line(s) have a local time that {source.timezone} has twice, or not at "
+        f"all, as its clocks change, such as {keys}: have the source send times in UTC, or with an "
+        "offset"
+    )
 
 
 def _files_of_day(names: Collection[str], day: date) -> list[str]:

@@ -175,6 +175,8 @@ class RawLoader:
         moving: set[str] = set()
         while True:
             lines, counts = files.retry_without_bad_files(spark, landing_files, parse_lines)
+            if raw_expectations.drop_ambiguous_files(source, landing_files, counts):
+                continue
             second_listing = self.list_folders(folders)
             current_files = {
                 name: file for day in folders for name, file in second_listing.files_on(day).items()

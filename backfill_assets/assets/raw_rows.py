@@ -25,6 +25,10 @@ from backfill_assets.transforms.dedup import business_day
 
 #: Why a line is rejected; null for an accepted one. Like `TEXT`, no source has such a field.
 REASON = "_reason"
+#: Whether an accepted line has a local time that the zone of its source has twice, or not at all.
+AMBIGUOUS = "_ambiguous"
+#: The most keys of ambiguous lines of a file that are shown.
+_MOST_KEYS = 5
 
 # `\z` is the very end; `$` would allow a line break after it.
 _TIMESTAMP = (
@@ -34,6 +38,7 @@ _TIMESTAMP = (
 _PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
 #: The end of a date-time with an offset; a bare date ends in a day of the month.
 _OFFSET = r"[T ].*(?:Z|[+-]\d{2}(?::?\d{2})?)\z"
+_DAY_MICROS = 86_400_000_000
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
 _WHOLE = r"^[+-]?\d{1,19}\z"
 #: A longer number takes minutes to match or to convert, and is no real amount.
@@ -52,6 +57,29 @@ def parse_timestamp(text: Column, timezone: str = "UTC") -> Column:
     if timezone == "UTC":
         return moment
     return F.when(text.rlike(_OFFSET), moment).otherwise(F.to_utc_timestamp(moment, timezone))
+
+
+def is_ambiguous(text: Column, moment: Column, timezone: str) -> Column:
+    """Return whether a zone has the local time of a text twice, or not at all.
+
+    A date alone is not ambiguous. `moment` is the result of `parse_timestamp`: when clocks are set
+    back, the earlier of two moments; when they are set forward, as much later as they are.
+    """
+
+    def local_micros(micros: Column) -> Column:
+        return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(micros), timezone))
+
+    micros, local = F.unix_micros(moment), F.from_utc_timestamp(moment, timezone)
+    # The offsets from UTC, in microseconds, a day before and after.
+    before = local_micros(micros - _DAY_MICROS) - (micros - _DAY_MICROS)
+    after = local_micros(micros + _DAY_MICROS) - (micros + _DAY_MICROS)
+    second_moment = micros + before - after
+    is_twice = (before > after) & (local_micros(second_moment) == F.unix_micros(local))
+    minutes = F.translate(F.substring(text, 1, 16), "T", " ")
+    is_skipped = F.date_format(local, "yyyy-MM-dd HH:mm") != minutes
+    has_local_time = (F.length(text) > 10) & ~text.rlike(_OFFSET)
+    # Only near a change of the clocks: the pattern and the format take time.
+    return F.when(before != after, has_local_time & (is_twice | is_skipped)).otherwise(False)
 
 
 def _parse_rare_timestamp(text: Column) -> Column:
@@ -201,8 +229,9 @@ def read_versions(frames: Sequence[DataFrame], source: Source, timezone: str) ->
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
-        (null for an accepted line), and the source's fields in their types. A line's log day is its
-        arrival day, or the next if its version time lies in that; beyond, it is rejected.
+        (null for an accepted line), `_ambiguous`, and the source's fields in their types. A line's
+        log day is its arrival day, or the next if its version time lies in that; beyond, it is
+        rejected.
     """
     return reduce(
         DataFrame.unionByName, (_parse_lines(frame, source, timezone) for frame in frames)
@@ -246,6 +275,12 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
+    ambiguous = [
+        is_ambiguous(F.col(_landed_column(name)), F.col(name), source.timezone)
+        for name, kind in source.types.items()
+        if isinstance(kind, T.TimestampType) and name not in typed_fields
+        if source.timezone != "UTC"
+    ]
     return frame.select(
         F.when(
             F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
@@ -254,6 +289,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         "source_file",
         F.when(F.col(REASON).isNotNull(), original_line(landed_types[TEXT], source)).alias(TEXT),
         REASON,
+        (F.col(REASON).isNull() & reduce(Column.__or__, ambiguous, F.lit(False))).alias(AMBIGUOUS),
         *source.fields,
     )
 
@@ -325,6 +361,8 @@ class FileCounts:
         early: accepted lines that are logged on the next day.
         accepted: all other lines than the rejected ones, early ones included.
         amount: the sum of their amounts; zero if the source declares none.
+        ambiguous: accepted lines whose local time is ambiguous.
+        ambiguous_keys: the first keys of these, as text.
     """
 
     landed: int = 0
@@ -332,6 +370,8 @@ class FileCounts:
     early: int = 0
     accepted: int = 0
     amount: Decimal = _NO_MONEY
+    ambiguous: int = 0
+    ambiguous_keys: tuple[str, ...] = ()
 
     def __add__(self, other: "FileCounts") -> "FileCounts":
         return FileCounts(
@@ -340,6 +380,8 @@ class FileCounts:
             self.early + other.early,
             self.accepted + other.accepted,
             self.amount + other.amount,
+            self.ambiguous + other.ambiguous,
+            self.ambiguous_keys + other.ambiguous_keys,
         )
 
 
@@ -416,13 +458,28 @@ def count_lines_by_file(
         F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
         F.count_if(is_accepted).alias("accepted"),
         amount.alias("amount"),
+        F.count_if(AMBIGUOUS).alias("ambiguous"),
     )
     counts = {name: numbers for name, *numbers in rows.collect()}
-    nothing = [0, 0, 0, _NO_MONEY]
+    nothing = [0, 0, 0, _NO_MONEY, 0]
+    has_ambiguous = any(ambiguous for *_, ambiguous in counts.values())
+    keys = _ambiguous_keys(versions, source) if has_ambiguous else {}
     return {
-        name: FileCounts(landed.get(name, 0), *counts.get(name, nothing))
+        name: FileCounts(landed.get(name, 0), *counts.get(name, nothing), tuple(keys.get(name, ())))
         for name in landed.keys() | counts.keys()
     }
+
+
+def _ambiguous_keys(versions: DataFrame, source: Source) -> dict[str, list[str]]:
+    """Return, by file, the first keys of its ambiguous lines, as text."""
+    parts = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in source.key]
+    keys = versions.where(AMBIGUOUS).select("source_file", F.concat_ws(", ", *parts).alias("_key"))
+    place = F.expr("row_number() OVER (PARTITION BY source_file ORDER BY _key)")
+    first_keys = keys.distinct().withColumn("_place", place).where(F.col("_place") <= _MOST_KEYS)
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for name, key, _ in first_keys.orderBy("source_file", "_place").collect():
+        by_file[name].append(key)
+    return by_file
 
 
 def lost_keys(

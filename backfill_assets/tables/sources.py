@@ -337,8 +337,10 @@ class Source:
         named: names of its assets by role, if they differ from those derived from `name`.
         delimiter: the character between the fields of its CSV files.
         timezone: IANA name of the zone of times that have no offset, in files of any format.
-            Timestamps of Parquet that are adjusted to UTC, and INT96, have one. Of two moments with
-            the same local time, when a clock is set back, the earlier one is taken.
+            Timestamps of Parquet that are adjusted to UTC, and INT96, have one.
+        ambiguous: what becomes of local times that the zone has twice, when clocks are set back, or
+            not at all, when they are set forward: `earlier` takes the earlier of two moments, or
+            the one after the change, with a warning; `raise` holds the file back.
         declared_in: the module that declares it; the calling module, if not given.
 
     Raises:
@@ -359,6 +361,7 @@ class Source:
     named: Mapping[Role, str] = field(default_factory=dict)
     delimiter: str = ","
     timezone: str = "UTC"
+    ambiguous: Literal["earlier", "raise"] = "earlier"
     declared_in: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -378,7 +381,7 @@ class Source:
     def _declaration_arguments(self) -> list[arguments.Argument]:
         """Return the arguments of the declaration, with the types that they must have."""
         name = "the name of a field of the lines"
-        lateness = '"correct" or "drop"'
+        lateness, days = '"correct" or "drop"', "a whole number of days"
         return [
             arguments.Argument(
                 "name", self.name, arguments.is_name, "letters, digits and _, as folders have them"
@@ -412,19 +415,13 @@ class Source:
                 "a date, as date(2025, 3, 20)",
             ),
             arguments.Argument(
-                "window_days",
-                self.window_days,
-                arguments.none_or(arguments.is_whole_number),
-                "a whole number of days",
+                "window_days", self.window_days, arguments.none_or(arguments.is_whole_number), days
             ),
             arguments.Argument(
                 "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
             ),
             arguments.Argument(
-                "arrives_after",
-                self.arrives_after,
-                arguments.is_whole_number,
-                "a whole number of days",
+                "arrives_after", self.arrives_after, arguments.is_whole_number, days
             ),
             arguments.Argument("hourly", self.hourly, arguments.is_bool, "True or False"),
             arguments.Argument(
@@ -438,6 +435,12 @@ class Source:
                 self.timezone,
                 lambda x: x == "UTC" or (isinstance(x, str) and x in available_timezones()),
                 'the IANA name of a time zone, as "Europe/Berlin"',
+            ),
+            arguments.Argument(
+                "ambiguous",
+                self.ambiguous,
+                lambda x: x in ("earlier", "raise"),
+                '"earlier" or "raise"',
             ),
         ]
 
