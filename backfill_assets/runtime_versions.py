@@ -56,12 +56,14 @@ def _java_time_zones(path: Path) -> str:
     return head[11 : 11 + int.from_bytes(head[9:11], "big")].decode("ascii", "replace")
 
 
+#: Spark's setting of the zone of local times in a session.
+SESSION_ZONE = "spark.sql.session.timeZone"
 #: Settings that no session may change: otherwise files are skipped, or timestamps read differently,
 #: without an error.
 PINNED = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.session.timeZone": "UTC",
+    SESSION_ZONE: "UTC",
 }
 #: Spark settings for the execution of queries and the layout of files, which change no row. A name
 #: that ends in a dot stands for all names with this prefix.

@@ -6,12 +6,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark.sql.types as T
 import pytest
+from pyspark.sql import functions as F
 
 from backfill_assets.imports.external_table import list_parquet_files, read_files
-from backfill_assets.imports.import_state import ImportRefusedError
+from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError
+from backfill_assets.imports.landing_files import SourceLines, map_rows
+from backfill_assets.orders.tables import ORDER_LINES
 
 
 def write_file(folder: Path, name: str, **columns: pa.Array) -> None:
@@ -23,7 +29,7 @@ def write_file(folder: Path, name: str, **columns: pa.Array) -> None:
 def read_rows(spark, folder: Path) -> list[dict[str, Any]]:
     records = [
         row.asDict()
-        for row in read_files(spark, str(folder), list_parquet_files(str(folder))).collect()
+        for row in read_files(spark, str(folder), list_parquet_files(str(folder))).rows.collect()
     ]
     return sorted(records, key=str)
 
@@ -122,6 +128,110 @@ def test_columns_that_no_type_holds_are_named_with_their_files(spark, tmp_path, 
     assert "the column n is" in message
     assert "in b.parquet and" in message
     assert "in a.parquet, and no type holds both" in message
+
+
+UNREADABLE = {
+    "at": pa.array([1], pa.time64("us")),
+    "rate": pa.array([np.float16(0.5)]),
+    "nested": pa.array([{"at": 1}], pa.struct([("at", pa.time64("us"))])),
+    "listed": pa.array([[1]], pa.list_(pa.timestamp("ns"))),
+    "code": pa.array(["x"]),
+    "Code": pa.array(["y"]),
+}
+
+
+def test_columns_that_spark_cannot_read_are_left_out(spark, tmp_path):
+    """Each alone makes Spark's own inference fail, though nobody uses it."""
+    write_file(tmp_path, "shop=7/a", n=pa.array([1]), **UNREADABLE)
+    write_file(tmp_path, "shop=7/b", n=pa.array([2]), rate=pa.array([0.5]), Shop=pa.array([3]))
+    read = read_files(spark, str(tmp_path), list_parquet_files(str(tmp_path)))
+    assert {(row["n"], row["shop"]) for row in read.rows.collect()} == {(1, "7"), (2, "7")}
+    # In one file it could be read.
+    assert read.rows.columns == ["n", "shop"]
+    assert read.unreadable == {
+        "at": "time64[us]",
+        "rate": "halffloat",
+        "nested": "struct<at: time64[us]>",
+        "listed": "list<element: timestamp[ns]>",
+        "code": "several columns, in upper and lower case",
+        "Code": "several columns, in upper and lower case",
+    }
+
+
+def test_a_column_that_spark_cannot_read_becomes_no_field(spark, tmp_path):
+    """Not even one that may be null."""
+    texts = {name: pa.array(["1"]) for name in ("order_id", "amount")}
+    moments = dict.fromkeys(("order_ts", "ingestion_ts"), pa.array([0], pa.timestamp("ns")))
+    write_file(tmp_path, "a", **texts, **moments, Customer_ID=UNREADABLE["at"])
+    read = read_files(spark, str(tmp_path), list_parquet_files(str(tmp_path)))
+
+    def map_fields(**fields: str) -> SourceLines:
+        mapping = ImportMapping(fields=fields)
+        return map_rows(read.rows, ORDER_LINES, mapping, "UTC", read.unreadable)
+
+    for fields, problem in (
+        ({}, "customer_id: it is time64[us] in the table, which Spark cannot read"),
+        ({"customer_id": "customer_id"}, "customer_id: customer_id cannot be computed: "),
+    ):
+        with pytest.raises(ImportRefusedError) as refused:
+            map_fields(**fields)
+        assert problem in str(refused.value)
+        assert "columns that Spark cannot read: Customer_ID (time64[us])" in str(refused.value)
+    (row,) = map_fields(customer_id="null").rows.collect()
+    assert row["customer_id"] is None
+    assert map_fields(customer_id="null").rows.schema["customer_id"].dataType == T.StringType()
+
+
+def test_what_pandas_writes_is_read(spark, tmp_path):
+    at = pd.Timestamp("2024-01-02 03:04:05.123456789")
+    frame = pd.DataFrame(
+        {
+            "at": [at],
+            "moment": [at.tz_localize("Europe/Berlin")],
+            "shop": pd.Categorical(["a"]),
+            "note": pd.array(["b"], pd.ArrowDtype(pa.large_string())),
+            "nothing": [None],
+            "took": [pd.Timedelta(3)],
+        }
+    )
+    frame.to_parquet(tmp_path / "a.parquet")
+    rows = read_files(spark, str(tmp_path), list_parquet_files(str(tmp_path))).rows
+    assert [type(field.dataType) for field in rows.schema][:2] == [
+        T.TimestampNTZType,
+        T.TimestampType,
+    ]
+    times = {name: F.col(name).cast("string") for name in ("at", "moment")}
+    (row,) = rows.withColumns(times).collect()
+    assert row.asDict() == {
+        "at": "2024-01-02 03:04:05.123456",
+        "moment": "2024-01-02 02:04:05.123456",
+        "shop": "a",
+        "note": "b",
+        "nothing": None,
+        "took": 3,
+    }
+
+
+def test_older_timestamps_in_structs_and_bytes_are_read(spark, tmp_path):
+    """Spark writes timestamps as INT96, also in a struct; no landing file has such a column."""
+    at = pa.array([{"at": pd.Timestamp("2024-01-02")}], pa.struct([("at", pa.timestamp("ns"))]))
+    table = pa.table(
+        {
+            "nested": at,
+            "name": pa.array([b"a"]),
+            "code": pa.array([b"bc"], pa.binary(2)),
+            "parts": pa.array([[(1, "x")]], pa.map_(pa.int32(), pa.string())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a", use_deprecated_int96_timestamps=True)
+    rows = read_files(spark, str(tmp_path), list_parquet_files(str(tmp_path))).rows
+    (row,) = rows.selectExpr(
+        "cast(nested.at as string) at",
+        "cast(name as string)",
+        "cast(code as string)",
+        "parts[1] part",
+    ).collect()
+    assert row.asDict() == {"at": "2024-01-02 00:00:00", "name": "a", "code": "bc", "part": "x"}
 
 
 def test_files_that_are_not_parquet_are_named(spark, tmp_path):

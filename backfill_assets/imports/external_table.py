@@ -3,24 +3,26 @@
 It is only read. What was appended is known from the commits of a Delta table, and from the new
 files of a Parquet folder.
 
-Parquet files are grouped by schema and read with one type for each column: Spark alone applies the
+Parquet files are grouped by their columns and read with one type for each: Spark alone applies the
 types of one file to all, or fails without the name of the file.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -29,8 +31,13 @@ from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile, TableImport
 from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
+from backfill_assets.landing.parquet import (
+    ParquetColumns,
+    column_value,
+    is_nanoseconds,
+    value_type,
+)
 from backfill_assets.spark.filesystems import in_object_store, open_store, read_options
-from backfill_assets.spark.frames import quote_name
 
 #: Number of footers read at a time.
 _READERS = 16
@@ -42,6 +49,13 @@ _DIGITS: dict[type[T.DataType], int] = {
     T.LongType: 20,
 }
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+#: Types that a landing file may not have; an expression can make a field of them.
+_BYTES = (
+    (pa.types.is_binary, T.BinaryType()),
+    (pa.types.is_large_binary, T.BinaryType()),
+    (pa.types.is_duration, T.LongType()),
+)
 #: Maximum digits of a decimal.
 _MOST_DIGITS = 38
 
@@ -58,57 +72,94 @@ def list_parquet_files(url: str) -> list[ParquetFile]:
     return sorted(files)
 
 
-def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> DataFrame:
+@dataclass(frozen=True)
+class ExternalRows:
+    """Rows of an external table.
+
+    Attributes:
+        rows: the columns that can be read.
+        unreadable: the other columns, with their types.
+    """
+
+    rows: DataFrame
+    unreadable: Mapping[str, str]
+
+
+def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> ExternalRows:
     """The rows of files of a folder, with its partition columns as text.
 
-    A column with several types gets a type that holds all values; a missing column is null.
+    A column with several types gets a type that holds all values; a missing column is null. One
+    that cannot be read in some file is left out.
 
     Raises:
         ImportRefusedError: a file is not a Parquet file, or its columns do not fit those of another
             file.
     """
-    paths, schemas = {}, {}
-    for group, columns in _group_by_schema(url, files):
-        paths[group[0]] = [escape_glob(f"{url}/{file.path}") for file in group]
-        options = {"basePath": url, **read_options(paths[group[0]])}
-        struct = spark.read.options(**options).parquet(*paths[group[0]]).schema
-        schemas[group[0]] = _with_nulls(struct, columns)
-    types = _types_of_all(url, schemas)
-    frames = []
-    for file, schema in schemas.items():
+    groups = _group_by_columns(url, files)
+    partitions = [unquote(name) for name in _partition_columns(files[0])]
+    unreadable = {name: kind for columns in groups for name, kind in columns.unreadable}
+    left_out = {name.lower() for name in (*unreadable, *partitions)}
+    parts = [
+        _FilesOfOneSchema(url, group, _without_columns(columns, left_out), tuple(partitions))
+        for columns, group in groups.items()
+    ]
+    types = _types_of_all(url, {part.files[0]: part.schema for part in parts})
+    rows = reduce(
+        partial(DataFrame.unionByName, allowMissingColumns=True),
+        (part.read(spark, types) for part in parts),
+    )
+    return ExternalRows(
+        rows, {name: kind for name, kind in unreadable.items() if name not in partitions}
+    )
+
+
+@dataclass(frozen=True)
+class _FilesOfOneSchema:
+    """Files of a folder with the same columns, and with the same partition columns."""
+
+    url: str
+    files: Sequence[ParquetFile]
+    columns: ParquetColumns
+    partitions: Sequence[str]
+
+    @property
+    def schema(self) -> T.StructType:
+        """The columns with the types of their values; NullType for one of nulls only."""
+        text = [(name, T.StringType()) for name in self.partitions]
+        return T.StructType([T.StructField(*column) for column in (*self.columns.types, *text)])
+
+    def read(self, spark: SparkSession, types: Mapping[str, T.DataType]) -> DataFrame:
+        """The rows, with columns of these types, by lower-case name."""
         # Spark reads a struct with fields that a file lacks, and casts none to it.
-        struct = T.StructType(
-            [
-                T.StructField(field.name, types[field.name.lower()])
-                if isinstance(field.dataType, _NESTED)
-                else field
-                for field in schema
-                if not isinstance(field.dataType, T.NullType)
-            ]
-        )
-        options = {"basePath": url, **read_options(paths[file])}
-        rows = spark.read.options(**options).schema(struct).parquet(*paths[file])
-        frames.append(
-            rows.select(
-                *(
-                    (F.col(quote_name(name)) if name in struct.names else F.lit(None))
-                    .cast(types[name.lower()])
-                    .alias(name)
-                    for name in schema.names
-                )
+        fields = [
+            T.StructField(field.name, types[field.name.lower()])
+            if isinstance(field.dataType, _NESTED)
+            else field
+            for field in (*self.columns.spark_schema, *self.schema[len(self.columns.types) :])
+            if not isinstance(field.dataType, T.NullType)
+        ]
+        paths = [escape_glob(f"{self.url}/{file.path}") for file in self.files]
+        reader = spark.read.options(basePath=self.url, **read_options(paths))
+        rows = reader.schema(T.StructType(fields)).parquet(*paths)
+        return rows.select(
+            *(
+                self._value(field).cast(types[field.name.lower()]).alias(field.name)
+                for field in self.schema
             )
         )
-    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+    def _value(self, field: T.StructField) -> Column:
+        if isinstance(field.dataType, T.NullType):
+            return F.lit(None)
+        return column_value(self.columns, field.name, field.dataType)
 
 
-def _with_nulls(struct: T.StructType, columns: pa.Schema) -> T.StructType:
-    """Spark's schema with NullType for columns of nulls only, which Spark reads as integers."""
-    untyped = {column.name for column in columns if pa.types.is_null(column.type)}
-    return T.StructType(
-        [
-            T.StructField(field.name, T.NullType() if field.name in untyped else field.dataType)
-            for field in struct
-        ]
+def _without_columns(columns: ParquetColumns, left_out: Collection[str]) -> ParquetColumns:
+    """The columns of a file without some, by lower-case name."""
+    return ParquetColumns(
+        tuple((name, kind) for name, kind in columns.types if name.lower() not in left_out),
+        frozenset(name for name in columns.nanoseconds if name.lower() not in left_out),
+        (),
     )
 
 
@@ -117,26 +168,26 @@ def _is_hidden(name: str) -> bool:
     return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
 
 
-def _group_by_schema(
+def _group_by_columns(
     url: str, files: Sequence[ParquetFile]
-) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
-    """Group files by schema: Spark reads each group by itself.
+) -> Mapping[ParquetColumns, list[ParquetFile]]:
+    """Group files by their columns: Spark reads each group by itself.
 
     Raises:
         ImportRefusedError: a file is not a Parquet file, or has other partition columns.
     """
     filesystem, root = open_store(url)
 
-    def read_schema(file: ParquetFile) -> pa.Schema | None:
+    def read_columns(file: ParquetFile) -> ParquetColumns | None:
         try:
             with filesystem.open_input_file(f"{root}/{file.path}") as opened:
-                return pq.read_schema(opened)
-        except (OSError, pa.ArrowException):
+                return _footer_columns(pq.read_metadata(opened))
+        except (OSError, pa.ArrowException, UnicodeDecodeError):
             return None
 
     with ThreadPoolExecutor(_READERS) as pool:
-        schemas = dict(zip(files, pool.map(read_schema, files), strict=True))
-    if bad := [file for file, schema in schemas.items() if schema is None]:
+        columns_by_file = dict(zip(files, pool.map(read_columns, files), strict=True))
+    if bad := [file for file, columns in columns_by_file.items() if columns is None]:
         names = ", ".join(f"{file.path}{'' if file.size else ' (empty)'}" for file in bad[:5])
         raise ImportRefusedError(
             f"{url}: {len(bad)} file(s) are not Parquet files: {names}. Nothing was written. Put "
@@ -149,12 +200,68 @@ def _group_by_schema(
             f"{url}: {others[0].path} lies in folders of other partitions than {files[0].path}. "
             "Nothing was written. Import each part of the folder by itself."
         )
-    groups: dict[str, tuple[list[ParquetFile], pa.Schema]] = {}
-    for file, schema in schemas.items():
-        assert schema is not None
-        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
-        groups.setdefault(text, ([], schema))[0].append(file)
-    return groups.values()
+    groups: dict[ParquetColumns, list[ParquetFile]] = {}
+    for file, columns in columns_by_file.items():
+        assert columns is not None
+        groups.setdefault(columns, []).append(file)
+    return groups
+
+
+def _footer_columns(footer: pq.FileMetaData) -> ParquetColumns:
+    """The columns of a file, nested ones included; those of one name in two spellings are not read.
+
+    Spark's own inference fails on a type that it cannot read, even in a column that nobody uses.
+    """
+    schema = footer.schema.to_arrow_schema()
+    leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
+    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    spellings = Counter(name.lower() for name in schema.names)
+    types, nanoseconds, unreadable = {}, set(), {}
+    remaining = iter(leaves)
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        column_type = _column_type(kind, remaining)
+        if pa.types.is_null(kind):
+            column_type = T.NullType()
+        elif is_nanoseconds(kind) and name not in int96:
+            column_type = value_type(kind)
+            nanoseconds.add(name)
+        if spellings[name.lower()] > 1:
+            unreadable[name] = "several columns, in upper and lower case"
+        elif column_type is None:
+            unreadable[name] = str(kind)
+        else:
+            types[name] = column_type
+    return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
+
+
+def _column_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> T.DataType | None:
+    """The type that Spark reads a column as; None if it cannot read a part of it.
+
+    Args:
+        kind: Arrow's type of the column.
+        leaves: the columns without parts of the file; those of this column are taken.
+    """
+    if pa.types.is_struct(kind):
+        parts = [(part.name, _column_type(part.type, leaves)) for part in kind]
+        fields = [T.StructField(name, part) for name, part in parts if part is not None]
+        names = {name.lower() for name, _ in parts}
+        return T.StructType(fields) if len(names) == len(fields) == len(parts) else None
+    if any(is_kind(kind) for is_kind in _LISTS):
+        element = _column_type(kind.value_type, leaves)
+        return T.ArrayType(element) if element is not None else None
+    if pa.types.is_map(kind):
+        key, value = _column_type(kind.key_type, leaves), _column_type(kind.item_type, leaves)
+        return T.MapType(key, value) if key is not None and value is not None else None
+    leaf = next(leaves)
+    if leaf.physical_type == "INT96":
+        return T.TimestampType()
+    if is_nanoseconds(kind):
+        return None  # they would be integers
+    if leaf.logical_type.type == "ENUM":
+        return T.StringType()
+    if pa.types.is_fixed_size_binary(kind) and leaf.logical_type.type == "NONE":
+        return T.BinaryType()
+    return value_type(kind) or next((to for is_kind, to in _BYTES if is_kind(kind)), None)
 
 
 def _partition_columns(file: ParquetFile) -> list[str]:
@@ -273,7 +380,7 @@ class ExternalTable(Protocol):
             ImportRefusedError: imported data was removed or changed, or commits are missing.
         """
 
-    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> ExternalRows:
         """The rows of the new data; files of the reader go to a temporary folder."""
 
 
@@ -351,11 +458,11 @@ class _DeltaTable:
                 if (add := action.get("add")) and add.get("dataChange", True):
                     yield add
 
-    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> ExternalRows:
         """All rows of the version, or those of the added files, by a log that names only these."""
         reader = spark.read.format("delta")
         if new_data.since is None:
-            return reader.option("versionAsOf", new_data.version).load(self.url)
+            return ExternalRows(reader.option("versionAsOf", new_data.version).load(self.url), {})
         # Let Delta read the files: write a log that names only these.
         log_folder = f"{scratch}/appended"
         log = delta_log(self.url, new_data.version).load()
@@ -365,7 +472,7 @@ class _DeltaTable:
         _write_log(
             log_folder, [*_log_header(log), *(_with_absolute_path(self.url, add) for add in adds)]
         )
-        return reader.load(log_folder)
+        return ExternalRows(reader.load(log_folder), {})
 
 
 def _raise_if_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
@@ -454,5 +561,5 @@ class _ParquetFolder:
         size = sum(file.size for file in new)
         return NewData(table_import.version + bool(new), since, size, new)
 
-    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> ExternalRows:
         return read_files(spark, self.url, new_data.files)

@@ -99,8 +99,9 @@ class ImportRequest:
         scratch: str,
     ) -> landing_files.SourceLines:
         """The new rows of the table as lines."""
-        rows = external_table.read_rows(self.spark, new_data, scratch)
-        return landing_files.map_rows(rows, self.source, mapping, self.deployment.settings.timezone)
+        read = external_table.read_rows(self.spark, new_data, scratch)
+        timezone = self.deployment.settings.timezone
+        return landing_files.map_rows(read.rows, self.source, mapping, timezone, read.unreadable)
 
     @contextmanager
     def open_scratch(self, name: str) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import reduce
+from types import MappingProxyType
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -21,6 +23,7 @@ from backfill_assets.calendar.partitions import DaySet, format_ranges
 from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, ImportStep
 from backfill_assets.landing.formats import json_fields
 from backfill_assets.landing.listing import folder_name
+from backfill_assets.runtime_versions import SESSION_ZONE
 from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import first_error_line
@@ -57,8 +60,21 @@ class SourceLines:
     unused: list[str]
 
 
-def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: str) -> SourceLines:
+def map_rows(
+    rows: DataFrame,
+    source: Source,
+    mapping: ImportMapping,
+    timezone: str,
+    unreadable: Mapping[str, str] = MappingProxyType({}),
+) -> SourceLines:
     """Map rows to lines of a source.
+
+    Args:
+        rows: of the table.
+        source: whose lines they become.
+        mapping: how.
+        timezone: of business days.
+        unreadable: columns that `rows` lacks because they cannot be read, with their types.
 
     Raises:
         ImportRefusedError: columns do not fit; the message names all of them.
@@ -68,37 +84,82 @@ def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: 
             f"the source {source.name} has no field {', '.join(unknown_fields)}; it has "
             f"{', '.join(source.fields)}. Nothing was written."
         )
-    column_names = {name.lower() for name in rows.columns}
-    fields, absent, problems = [], [], []
-    for name in source.fields:
-        expression = mapping.fields.get(name)
-        if expression is None and name.lower() not in column_names:
-            absent.append(name)
-            fields.append(F.lit(None).cast(source.types[name]).alias(name))
-            continue
-        column = quote_name(name) if expression is None else expression
-        kind, problem = _expression_type(rows, column)
-        problem = problem or _type_problem(source, name, kind)
-        problems += [f"{name}: {problem}"] if problem else []
-        fields.append(_landing_value(F.expr(column), kind, source, name).alias(name))
-    problems += [
-        f"{name}: the table has no such column" for name in absent if name not in source.may_be_null
-    ]
-    arrival, problem = _arrival_expression(rows, source, mapping, timezone)
-    problems += [problem] if problem else []
-    if problems:
-        raise ImportRefusedError(
-            f"the table does not fit the source {source.name}: {'; '.join(problems)}. Nothing was "
-            "written. Say how a field is made of the table's columns with --field "
-            "NAME=EXPRESSION, in Spark's SQL."
-        )
-    # The default arrival day uses the mapped fields, not the table's columns of the same names.
+    column_names = {name.lower() for name in (*rows.columns, *unreadable)}
+    expressions = {
+        name: mapping.fields.get(name, quote_name(name))
+        for name in source.fields
+        if name in mapping.fields or name.lower() in column_names
+    }
+    absent = [name for name in source.fields if name not in expressions]
+    _raise_if_unfit(rows, source, expressions, mapping.arrived, unreadable)
     if mapping.arrived:
-        lines = rows.select(arrival.alias(ARRIVAL_DAY), *fields)
-    else:
-        lines = rows.select(*fields).withColumn(ARRIVAL_DAY, arrival)
+        expressions[ARRIVAL_DAY] = mapping.arrived
+    values = _evaluate(rows, expressions, source.timezone)
+    lines = values.select(
+        *(_landing_value(values, source, name) for name in source.fields),
+        _arrival_day(values, source, timezone).alias(ARRIVAL_DAY),
+    )
     unused = [name for name in rows.columns if name.lower() not in _lower_names(source)]
-    return SourceLines(lines.select(*source.fields, ARRIVAL_DAY), absent, unused)
+    return SourceLines(lines, absent, unused)
+
+
+def _raise_if_unfit(
+    rows: DataFrame,
+    source: Source,
+    expressions: Mapping[str, str],
+    arrived: str,
+    unreadable: Mapping[str, str],
+) -> None:
+    """Raise if a required field has no expression, or an expression cannot be a value of its field.
+
+    Raises:
+        ImportRefusedError: it names all of them.
+    """
+    by_lower = {name.lower(): kind for name, kind in unreadable.items()}
+    problems = []
+    for name in source.fields:
+        expression = expressions.get(name)
+        if expression is None:
+            problem = "" if name in source.may_be_null else "the table has no such column"
+        elif expression == quote_name(name) and name.lower() in by_lower:
+            problem = f"it is {by_lower[name.lower()]} in the table, which Spark cannot read"
+        else:
+            kind, problem = _expression_type(rows, expression)
+            problem = problem or _type_problem(source, name, kind)
+        problems += [f"{name}: {problem}"] if problem else []
+    problems += _arrival_problems(rows, arrived)
+    if not problems:
+        return
+    if unreadable:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in unreadable.items())
+        problems.append(f"no expression can use the columns that Spark cannot read: {columns}")
+    raise ImportRefusedError(
+        f"the table does not fit the source {source.name}: {'; '.join(problems)}. Nothing was "
+        "written. Say how a field is made of the table's columns with --field "
+        "NAME=EXPRESSION, in Spark's SQL; it reads a time without an offset as one of "
+        f"{source.timezone}."
+    )
+
+
+def _evaluate(rows: DataFrame, expressions: Mapping[str, str], timezone: str) -> DataFrame:
+    """Select expressions that read and write local times of a zone.
+
+    Spark takes the zone of an expression from the session when it analyzes the query. Over Spark
+    Connect, it does so whenever the query runs; but once for a view, which ends with the session.
+    """
+    spark = rows.sparkSession
+    columns = [F.expr(expression).alias(name) for name, expression in expressions.items()]
+    session_zone = spark.conf.get(SESSION_ZONE)
+    if timezone == session_zone:
+        return rows.select(*columns)
+    views = [f"import_{uuid4().hex}" for _ in range(2)]
+    rows.createTempView(views[0])
+    spark.conf.set(SESSION_ZONE, timezone)
+    try:
+        spark.table(views[0]).select(*columns).createTempView(views[1])
+    finally:
+        spark.conf.set(SESSION_ZONE, session_zone)
+    return spark.table(views[1])
 
 
 def _lower_names(source: Source) -> set[str]:
@@ -128,55 +189,60 @@ def _type_problem(source: Source, name: str, kind: T.DataType) -> str:
     return "" if fits else f"it is {kind.simpleString()} in the table, and must be {expected}"
 
 
-def _landing_value(column: Column, kind: T.DataType, source: Source, name: str) -> Column:
+def _landing_value(values: DataFrame, source: Source, name: str) -> Column:
     """A value as it lands: nested values as JSON text, which can be sorted and compared.
 
-    A time without an offset lands as the moment that it is in the zone of the source, so that its
-    arrival day is the one under which it is loaded.
+    A time without an offset lands as it is: the loader reads it in the zone of the source, and
+    counts ambiguous ones.
     """
+    kind = values.schema[name].dataType if name in values.columns else T.NullType()
+    if isinstance(kind, T.NullType):
+        return F.lit(None).cast(source.types[name]).alias(name)
+    column = F.col(name)
     if isinstance(kind, _NESTED):
-        return F.to_json(column, {"ignoreNullFields": "false"})
-    if isinstance(source.types[name], T.TimestampType) and source.timezone != "UTC":
-        return _moment(column, kind, source)
-    return column
+        column = F.to_json(column, {"ignoreNullFields": "false"})
+    return column.alias(name)
 
 
-def _moment(column: Column, kind: T.DataType, source: Source) -> Column:
+def _moment(values: DataFrame, source: Source, name: str) -> Column:
     """A date or a timestamp as a moment; without an offset, in the zone of the source."""
-    moment = column.cast("timestamp")
-    if isinstance(kind, T.TimestampType):
+    moment = F.col(name).cast("timestamp")
+    if isinstance(values.schema[name].dataType, T.TimestampType):
         return moment
     return F.to_utc_timestamp(moment, source.timezone)
 
 
-def _arrival_expression(
-    rows: DataFrame, source: Source, mapping: ImportMapping, timezone: str
-) -> tuple[Column, str]:
-    """The arrival day of a row, or why it cannot be computed."""
-    if not mapping.arrived:
-        times = (F.col(name).cast("timestamp") for name in (source.event_time, source.version_time))
-        return business_day(F.greatest(*times), timezone), ""
-    kind, problem = _expression_type(rows, mapping.arrived)
-    column = F.expr(mapping.arrived)
-    if isinstance(kind, T.DateType):
-        return column, ""
-    if isinstance(kind, (T.TimestampType, T.TimestampNTZType)):
-        return business_day(_moment(column, kind, source), timezone), ""
+def _arrival_problems(rows: DataFrame, arrived: str) -> list[str]:
+    """Why the expression of the arrival day is none, if it is."""
+    if not arrived:
+        return []
+    kind, problem = _expression_type(rows, arrived)
+    if isinstance(kind, (T.DateType, T.TimestampType, T.TimestampNTZType)):
+        return []
     problem = problem or f"it is {kind.simpleString()}, and must be a date or a timestamp"
-    return column, f"the arrival day {mapping.arrived}: {problem}"
+    return [f"the arrival day {arrived}: {problem}"]
 
 
-def log_day(source: Source, timezone: str) -> tuple[Column, Column]:
-    """The day of a line's version time, and its log day by `ARRIVAL_DAY`."""
-    times = (F.col(name).cast("timestamp") for name in (source.event_time, source.version_time))
-    version_day = business_day(F.greatest(*times), timezone)
-    return version_day, F.greatest(F.col(ARRIVAL_DAY), version_day)
+def _arrival_day(values: DataFrame, source: Source, timezone: str) -> Column:
+    """The arrival day of a row: as given, or that of its version time."""
+    if ARRIVAL_DAY not in values.columns:
+        return _version_day(values, source, timezone)
+    if isinstance(values.schema[ARRIVAL_DAY].dataType, T.DateType):
+        return F.col(ARRIVAL_DAY)
+    return business_day(_moment(values, source, ARRIVAL_DAY), timezone)
+
+
+def _version_day(values: DataFrame, source: Source, timezone: str) -> Column:
+    """The day of the later one of event and version time."""
+    times = (_moment(values, source, name) for name in (source.event_time, source.version_time))
+    return business_day(F.greatest(*times), timezone)
 
 
 def counts_by_day(rows: DataFrame, source: Source, policy: Policy, timezone: str) -> DataFrame:
     """By arrival day, the number of rows, and of rows without key, late, or ahead."""
-    version_day, log_date = log_day(source, timezone)
-    event_day = business_day(F.col(source.event_time).cast("timestamp"), timezone)
+    version_day = _version_day(rows, source, timezone)
+    log_date = F.greatest(F.col(ARRIVAL_DAY), version_day)
+    event_day = business_day(_moment(rows, source, source.event_time), timezone)
     ahead = F.datediff(version_day, F.col(ARRIVAL_DAY)) > 1
     late = ~ahead & (F.datediff(log_date, event_day) > policy.window_days)
     no_key = F.lit(False)

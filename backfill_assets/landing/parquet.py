@@ -55,7 +55,7 @@ class ParquetColumns:
     Attributes:
         types: the columns that Spark can read, with the types of their values.
         nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
-        unreadable: fields of the source that cannot be read, with their types.
+        unreadable: columns that are wanted and cannot be read, with their types.
     """
 
     types: tuple[tuple[str, T.DataType], ...]
@@ -91,19 +91,19 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
             if name in source.fields:
                 raise LandingError(f"more than one column is named {name}")
             continue
-        spark_type = T.TimestampType() if name in int96 else _spark_type(kind)
+        spark_type = T.TimestampType() if name in int96 else value_type(kind)
         if spark_type is None and name in json_fields(source):
             spark_type = _nested_type(kind)
         if spark_type is not None:
             types[name] = spark_type
-            if _is_nanoseconds(kind) and name not in int96:
+            if is_nanoseconds(kind) and name not in int96:
                 nanoseconds.add(name)
         elif name in source.fields:
             unreadable[name] = str(kind)
     return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
 
 
-def _spark_type(kind: pa.DataType) -> T.DataType | None:
+def value_type(kind: pa.DataType) -> T.DataType | None:
     """The type of the values of a Parquet column; None for nested and unsupported types."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -127,13 +127,14 @@ def _nested_type(kind: pa.DataType) -> T.DataType | None:
         part = _nested_type(kind.value_type)
         return T.ArrayType(part) if part is not None else None
     if pa.types.is_map(kind):
-        key, part = _spark_type(kind.key_type), _nested_type(kind.item_type)
+        key, part = value_type(kind.key_type), _nested_type(kind.item_type)
         return T.MapType(key, part) if isinstance(key, T.StringType) and part is not None else None
     # Nested nanoseconds would be integers in the JSON.
-    return None if _is_nanoseconds(kind) else _spark_type(kind)
+    return None if is_nanoseconds(kind) else value_type(kind)
 
 
-def _is_nanoseconds(kind: pa.DataType) -> bool:
+def is_nanoseconds(kind: pa.DataType) -> bool:
+    """Whether a type is a timestamp in nanoseconds."""
     return pa.types.is_timestamp(kind) and kind.unit == "ns"
 
 
@@ -168,7 +169,7 @@ def parquet_fields(
             `TEXT` is a struct, which takes a third of the time.
     """
     types = dict(columns.types)
-    values = {name: _parquet_value(columns, name, kind) for name, kind in types.items()}
+    values = {name: column_value(columns, name, kind) for name, kind in types.items()}
     texts = {name: _value_text(values[name], kind, source) for name, kind in types.items()}
     problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
     all_problems = [*problems, *_identifier_column_problems(columns, source)]
@@ -192,7 +193,7 @@ def parquet_fields(
     )
 
 
-def _parquet_value(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+def column_value(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
     """The values of a column; a number of nanoseconds as a timestamp."""
     column = F.col(quote_name(name))
     if name not in columns.nanoseconds:

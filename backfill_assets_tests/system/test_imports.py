@@ -485,24 +485,40 @@ def test_a_day_of_many_rows_has_several_files(
 
 
 @pytest.mark.parametrize(
-    ("kind", "time_text", "arrival_day", "landed"),
+    ("value", "expression", "arrival_day", "landed"),
     [
-        # Ten in the evening in New York is the next day in UTC, the business zone here.
-        ("timestamp_ntz", "2024-01-01T22:00:00", 2, "2024-01-02 03:00:00"),
-        ("date", "2024-01-01", 1, "2024-01-01 05:00:00"),
-        ("timestamp", "2024-01-01T22:00:00Z", 1, "2024-01-01 22:00:00"),
+        # Ten in the evening in New York is the next day in UTC, the business zone here. What has no
+        # offset lands as it is: the loader reads it in the zone of the source.
+        ("timestamp_ntz'2024-01-01T22:00:00'", "order_ts", 2, "2024-01-01 22:00:00"),
+        ("date'2024-01-01'", "order_ts", 1, "2024-01-01"),
+        ("timestamp'2024-01-01T22:00:00Z'", "order_ts", 1, "2024-01-01 22:00:00"),
+        # An expression reads it in the zone of the source.
+        ("'2024-01-01T22:00:00'", "cast(order_ts as timestamp)", 2, "2024-01-02 03:00:00"),
+        ("'2024-01-01T22:00:00Z'", "cast(order_ts as timestamp)", 1, "2024-01-01 22:00:00"),
+        (
+            "'1.1.2024 22:00'",
+            "to_timestamp(order_ts, 'd.M.yyyy HH:mm')",
+            2,
+            "2024-01-02 03:00:00",
+        ),
     ],
 )
 def test_times_without_an_offset_are_in_the_zone_of_the_source(
-    spark: SparkSession, kind: str, time_text: str, arrival_day: int, landed: str
+    spark: SparkSession, value: str, expression: str, arrival_day: int, landed: str
 ):
     """Their arrival day is the one that the loader reads from the landed value."""
     source = replace(ORDER_LINES, timezone="America/New_York")
     table = spark.sql(
-        f"SELECT 'a' order_id, 'c1' customer_id, {kind} '{time_text}' order_ts, "
-        f"1.00BD amount, {kind} '{time_text}' ingestion_ts"
+        f"SELECT 'a' order_id, 'c1' customer_id, {value} order_ts, 1.00BD amount, "
+        "struct(timestamp'2024-01-02T02:00:00Z' AS at) nested"
     )
-    for mapping in (ImportMapping(), ImportMapping(arrived="ingestion_ts")):
+    fields = dict.fromkeys(("order_ts", "ingestion_ts"), expression)
+    for arrived in ("", expression, "to_date(nested.at)"):
+        mapping = ImportMapping(fields=fields, arrived=arrived)
         lines = files_module.map_rows(table, source, mapping, "UTC").rows
         mapped = lines.select(F.col("order_ts").cast("string"), files_module.ARRIVAL_DAY)
-        assert [tuple(line) for line in mapped.collect()] == [(landed, day(arrival_day))]
+        expected = day(1) if arrived.startswith("to_date") else day(arrival_day)
+        assert [tuple(line) for line in mapped.collect()] == [(landed, expected)]
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    for view in spark.sql("SHOW VIEWS LIKE 'import_*'").collect():
+        spark.catalog.dropTempView(view["viewName"])
