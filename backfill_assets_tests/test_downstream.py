@@ -322,9 +322,9 @@ def test_days_whose_old_rows_were_made_of_what_is_undone_are_refused(tables):
     """The load of the fourth day is undone; the rows that a later run replaced are made of it."""
     tables.make(STAGED, 3, [2, 3, 4], run="restaged", inputs={RAW.name: 2})
     tables.undo(3, [], to=1, withdrawn=[4], touches=[3, 4])
-    before = "was made of version 2 of raw_orders before, which has been undone since"
     assert list_problems(tables.extents("restaged")) == [
-        f"stg_orders [2024-01-03...2024-01-04] {before}; undo that undo first, or leave these "
+        "stg_orders [2024-01-03...2024-01-04] was made before of what run nightrun had written to "
+        "raw_orders, which run undo0003 has undone since; undo that undo first, or leave these "
         "days out"
     ]
     assert list_problems(tables.extents("restaged", days(2))) == []
@@ -451,8 +451,8 @@ def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
     runs.build(balance, 3, run="rebuilds")
     runs.build(balance, 2, run="undo0002", **{"as of": {"0": [str(day(2))]}})
     assert list_problems(find_scopes(runs, "rebuilds")) == [
-        "balance [2024-01-03] was made of version 1 of balance before, which has been undone "
-        "since; undo that undo first, or leave these days out"
+        "balance [2024-01-03] was made before of what run wrongrun had written to balance, which "
+        "run undo0002 has undone since; undo that undo first, or leave these days out"
     ]
 
 

@@ -68,8 +68,8 @@ class DayChange:
     """How a backfill changed one day.
 
     Attributes:
-        version_before: the table's version just before the backfill first wrote the day, or first
-            wrote it again after an undo.
+        version_before: the table's version just before the backfill first committed the day, or
+            first committed it again after an undo.
         version_after: the version in which it last wrote the day.
         previous_commit: the commit that covered the day before; None without one.
         last_commit: the last commit of the backfill that wrote the day.
@@ -106,7 +106,7 @@ class RowOrigins:
     def __init__(self, ledger: Ledger) -> None:
         self._timelines: dict[date, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for commit in ledger.all_commits:
-            as_of = _restored_versions(commit) if isinstance(commit, CommitRecord) else {}
+            as_of = restored_versions(commit) if isinstance(commit, CommitRecord) else {}
             for day in written_days(commit):
                 versions, origins = self._timelines[day]
                 origins.append(self.origin_at(day, as_of[day]) if day in as_of else commit.version)
@@ -137,6 +137,13 @@ class RowOrigins:
             reverted = origin != own_origin and (reverted or origin <= change.version_before)
         return reverted
 
+    def find_revert(self, day: date, version: int) -> int | None:
+        """The first version after `version` that has older rows of a day again; None without."""
+        versions, origins = self._timelines[day]
+        origin = self.origin_at(day, version)
+        later = range(bisect_right(versions, version), len(versions))
+        return next((versions[n] for n in later if origins[n] < origin), None)
+
     def was_affected(self, day: date, change: DayChange, version: int) -> bool:
         """Whether a day held rows written by a change, as of a version."""
         origin = self.origin_at(day, version)
@@ -147,7 +154,7 @@ class RowOrigins:
         return change.version_before < version and in_scope
 
 
-def _restored_versions(commit: CommitRecord) -> dict[date, int]:
+def restored_versions(commit: CommitRecord) -> dict[date, int]:
     """By day that an undo restored, the version whose rows it has again."""
     ranges = commit.details.as_of
     return {day: int(version) for version, days in ranges.items() for day in from_ranges(days)}
@@ -160,7 +167,7 @@ def standing_versions(ledger: Ledger) -> Mapping[date, Sequence[int]]:
     """
     versions_by_day: dict[date, list[int]] = defaultdict(list)
     for record in ledger.records:
-        as_of = _restored_versions(record)
+        as_of = restored_versions(record)
         for day in record.days:
             versions = versions_by_day[day]
             if day in as_of:
@@ -178,7 +185,7 @@ def publishing_commits(ledger: Ledger) -> dict[date, CommitRecord]:
     """
     timelines: dict[date, list[tuple[int, CommitRecord | None]]] = defaultdict(list)
     for record in ledger.records:
-        as_of = _restored_versions(record)
+        as_of = restored_versions(record)
         for day in record.days:
             commit: CommitRecord | None = record
             if day in as_of or record.details.kind == ACCEPTED_CODE:
@@ -198,36 +205,80 @@ def changed_days(
     """The days whose files a backfill wrote or revoked.
 
     Days that it recomputed with unchanged rows are left out. For a day that was reverted and
-    written again, only the later change counts.
+    written again, only the later change counts. An undo, unless it is what `is_own` selects, brings
+    back what was so in the version that it restores.
     """
-    standing: dict[date, CommitRecord] = {}
-    writers: dict[date, CommitRecord | ExternalCommit] = {}
     origins = origins or RowOrigins(ledger)
-    changes: dict[date, DayChange] = {}
+    histories: dict[date, list[_DayState]] = defaultdict(lambda: [_DayState(-1)])
+    writers: dict[date, CommitRecord | ExternalCommit] = {}
     for commit in ledger.all_commits:
+        written = written_days(commit)
         if isinstance(commit, CommitRecord):
-            version_before = commit.version - 1
-            for day in [d for d in written_days(commit) if is_own(commit, d)]:
-                old = changes.get(day)
-                if old is None or origins.is_reverted(day, old, version_before):
-                    changes[day] = DayChange(
-                        version_before, commit.version, standing.get(day), commit
+            as_of = restored_versions(commit)
+            for day in commit.days.keys() | commit.revoked_days:
+                history, own = histories[day], is_own(commit, day)
+                last, change = history[-1], history[-1].change
+                if day in as_of and not own:
+                    last = [state for state in history if state.version <= as_of[day]][-1]
+                    own, change = last.is_own, last.change or change
+                elif own and day in written:
+                    change = _extend_change(last, commit, day, origins, writers.get(day))
+                covering = None if day in commit.revoked_days else commit
+                history.append(
+                    _DayState(
+                        commit.version,
+                        own,
+                        last.version_before if own and last.is_own else commit.version - 1,
+                        last.previous if own else covering,
+                        change,
                     )
-                    continue
-                # An undo of the commits between restores the backfill's own rows.
-                is_restored = any(
-                    origins.holds_result(day, old, version)
-                    for version in (version_before, commit.version)
                 )
-                commit_between = old.commit_between if is_restored else writers[day]
-                changes[day] = DayChange(
-                    old.version_before, commit.version, old.previous_commit, commit, commit_between
-                )
-            standing |= dict.fromkeys(commit.days, commit)
-            for day in commit.revoked_days:
-                standing.pop(day, None)
-        writers |= dict.fromkeys(written_days(commit), commit)
-    return changes
+        writers |= dict.fromkeys(written, commit)
+    return {day: history[-1].change for day, history in histories.items() if history[-1].change}
+
+
+class _DayState(NamedTuple):
+    """A day after a commit that covers it.
+
+    Attributes:
+        version: version of the commit.
+        is_own: whether the commit is one of the backfill.
+        version_before: the version before the backfill's commits that end with this one.
+        previous: the commit that covered the day before those of the backfill; None without one.
+        change: how the backfill changed the day so far; also if that was reverted.
+    """
+
+    version: int
+    is_own: bool = False
+    version_before: int = -1
+    previous: CommitRecord | None = None
+    change: DayChange | None = None
+
+
+def _extend_change(
+    state: _DayState,
+    commit: CommitRecord,
+    day: date,
+    origins: RowOrigins,
+    writer: CommitRecord | ExternalCommit | None,
+) -> DayChange:
+    """The change of a day once the backfill has written it again; `writer` wrote it last."""
+    old, version_before = state.change, commit.version - 1
+    if old is None or origins.is_reverted(day, old, version_before):
+        if state.is_own:  # it had the same rows in its commits so far
+            version_before = state.version_before
+        return DayChange(version_before, commit.version, state.previous, commit)
+    # An undo of the commits between restores the backfill's own rows.
+    is_restored = any(
+        origins.holds_result(day, old, version) for version in (version_before, commit.version)
+    )
+    return DayChange(
+        old.version_before,
+        commit.version,
+        old.previous_commit,
+        commit,
+        old.commit_between if is_restored else writer,
+    )
 
 
 def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
@@ -245,7 +296,7 @@ def unchanged_days(ledger: Ledger, is_own: CommitFilter) -> dict[date, DayChange
     """
     timelines: dict[date, list[_TimelineEntry]] = defaultdict(list)
     for record in ledger.records:
-        as_of = _restored_versions(record)
+        as_of = restored_versions(record)
         for day in record.days:
             timeline, is_own_commit = timelines[day], is_own(record, day)
             last_entry = timeline[-1] if timeline else _TimelineEntry(-1, None, None)
@@ -308,9 +359,10 @@ def reverted_days(
 def overwritten_since(
     ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins | None = None
 ) -> dict[date, CommitRecord | ExternalCommit]:
-    """By day, the last commit by others that wrote it after the backfill; only such days.
+    """By day, the commit by others that wrote its rows after the backfill; only such days.
 
-    A day is left out if an undo has restored the backfill's rows.
+    That is not the undo that has put these rows back. A day is left out if an undo has restored the
+    backfill's rows.
     """
     if not changes:
         return {}
@@ -318,10 +370,14 @@ def overwritten_since(
     commits_by_day = {
         day: change.commit_between for day, change in changes.items() if change.commit_between
     }
+    commits: dict[int, CommitRecord | ExternalCommit] = {}
     for commit in ledger.all_commits:
+        commits[commit.version] = commit
         for day in written_days(commit):
             if day in changes and commit.version > changes[day].version_after:
-                commits_by_day[day] = commit
+                origin = origins.origin_at(day, commit.version)
+                is_later = origin > changes[day].version_after
+                commits_by_day[day] = commits[origin] if is_later else commit
     return {
         day: commit
         for day, commit in commits_by_day.items()

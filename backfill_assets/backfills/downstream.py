@@ -18,6 +18,7 @@ from backfill_assets.backfills.changes import (
     commits_of,
     is_commit_of,
     overwritten_since,
+    restored_versions,
     reverted_days,
     standing_versions,
     unchanged_days,
@@ -254,6 +255,9 @@ class _DownstreamTracker:
             for input_name, table_name, days_of in downstream_tables(ledgers, policy)
             if table_name == table
         }
+        self._restored_days = {
+            record.version: restored_versions(record).keys() for record in ledgers[table].records
+        }
         #: Set after construction, as it calls this tracker; None unless the table is stateful.
         self.chain: StatefulChain | None = None
         #: Days that undone commits made stale, by input; a fast filter for most days.
@@ -277,7 +281,9 @@ class _DownstreamTracker:
         ] = {}
 
     def is_downstream(self, record: CommitRecord, day: date) -> bool:
-        """Whether a day of a commit was built from undone rows."""
+        """Whether a day of a commit was built from undone rows; an undo builds no day."""
+        if day in self._restored_days[record.version]:
+            return False
         if self.chain and day in self.chain.built_upon_reverted.get(record.version, ()):
             return True
         if not any(day in days for days in self._candidate_days.values()):
@@ -482,13 +488,14 @@ def _reverted_input_problems(
     problem: such a day is stale, and shown as stale. `scopes` and `origins` are those of its
     inputs.
     """
-    days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
+    days_of: dict[tuple[str, int, int], set[date]] = defaultdict(set)
     for dependency in graph_of_ledgers(ledgers, policy).inputs[table] if changes else ():
         name = dependency.source.name
         source = ledgers[name]
         deciding = dependency.reach.deciding_days(source)
         undone_changes = changes if name == table else scopes[name].changes
-        reverted: dict[int, set[date]] = defaultdict(set)
+        #: By the version that wrote the rows, and by that of their undo.
+        reverted: dict[tuple[int, int], set[date]] = defaultdict(set)
         for day, change in changes.items():
             version = (
                 change.previous_commit.for_day(day).inputs.get(name)
@@ -506,20 +513,25 @@ def _reverted_input_problems(
                     else source.version or 0
                 )
                 origin = origins[name].origin_at(input_day, version)
-                if origins[name].origin_at(input_day, as_of) < origin:
-                    reverted[origin].add(day)
+                undo = origins[name].find_revert(input_day, version)
+                if undo and origins[name].origin_at(input_day, as_of) < origin:
+                    reverted[origin, undo].add(day)
         # A day that our reverted commit did not make stale holds none of its rows.
         stale_days = due_days(dependency, source)
+        written = {version for version, _ in reverted}
         stale_by_version = {
-            r.version: {*stale_days(r)} for r in source.records if r.version in reverted
+            r.version: {*stale_days(r)} for r in source.records if r.version in written
         }
-        for version, days in reverted.items():
+        for (version, undo), days in reverted.items():
             if affected := days & stale_by_version.get(version, days):
-                days_of[name, version] |= affected
-    for (name, version), days in sorted(days_of.items()):
+                days_of[name, version, undo] |= affected
+    for (name, version, undo), days in sorted(days_of.items()):
+        commits = {commit.version: commit for commit in ledgers[name].all_commits}
         yield (
-            f"{table} [{format_ranges(days)}] was made of version {version} of {name} before, "
-            "which has been undone since; undo that undo first, or leave these days out"
+            f"{table} [{format_ranges(days)}] was made before of what "
+            f"{_describe_writer(commits[version])} had written to {name}, which "
+            f"{_describe_writer(commits[undo])} has undone since; undo that undo first, or leave "
+            "these days out"
         )
 
 

@@ -1,0 +1,331 @@
+"""Undo in an ordinary life: nights, late files and backfills are undone newest first.
+
+Lives of tables with windows, state and following days, on invented ledgers: what a run commits and
+what an undo puts back, as the write path does it, with contents that are small numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from zlib import crc32
+
+import msgspec
+import pytest
+
+from backfill_assets.backfills.changes import DayChange
+from backfill_assets.backfills.downstream import UndoScope, undo_scopes
+from backfill_assets.calendar.partitions import DAY, to_ranges
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import CommitDetails, CommitRecord, PublishedDay
+from backfill_assets.deployment import Deployment
+from backfill_assets.orders.tables import CURRENT, FACT
+from backfill_assets.settings import load_settings
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.table import Inputs
+from backfill_assets_tests.helpers.invented_logs import make_measured
+from backfill_assets_tests.helpers.pipeline import START, day
+
+#: What lands: the tables of these days are changed from outside.
+LANDED = (CURRENT.name, FACT.name)
+DAYS = 6
+TODAY = day(40)
+SEEDS = range(int(os.environ.get("BACKFILL_TEST_UNDO_LIVES", "5")))
+
+pytestmark = pytest.mark.torture
+
+
+@dataclass
+class Life:
+    """Tables whose days have numbers as contents, and the runs that committed them."""
+
+    deployment: Deployment
+    chance: random.Random
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
+    #: By table, the contents as of each version.
+    versions: dict[str, list[dict[date, int]]] = field(default_factory=dict)
+    #: By table, how many contents there are: with few, days often come out as they were.
+    ranges: dict[str, int] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    #: By run, oldest first, the contents before it.
+    before: dict[str, dict[str, dict[date, int]]] = field(default_factory=dict)
+    _scopes: tuple[object, dict[str, UndoScope]] = (None, {})
+
+    def __post_init__(self) -> None:
+        # The first version is that of an empty table, before any day.
+        self.ledgers = {name: Ledger(t, 0) for name, t in self.deployment.tables.items()}
+        self.versions = {name: [{}] for name in self.ledgers}
+        self.ranges = {name: self.chance.choice([1, 2, 3, 1000]) for name in self.ledgers}
+        self.code = dict.fromkeys(self.ledgers, "code")
+
+    def contents(self) -> dict[str, dict[date, int]]:
+        """By table, the current content of each published day."""
+        return {name: versions[-1] for name, versions in self.versions.items()}
+
+    # --- what runs do ---
+
+    def load(self, name: str, contents: Mapping[date, int], run: str) -> None:
+        """Commit days of a landed table."""
+        self._commit(name, contents, run, dict.fromkeys(contents, ""))
+
+    def follow(self, run: str) -> None:
+        """Build what is behind, table by table, as a night does."""
+        for name in self.deployment.tables:
+            stale = find_stale_days(self.ledgers, self.deployment.policy, TODAY)
+            if name not in LANDED and (days := stale.all_days(name)):
+                self.build(name, days, run)
+
+    def build(self, name: str, days: Iterable[date], run: str, rewrite: bool = False) -> None:
+        """Commit the days whose inputs have changed, from what the inputs hold now."""
+        own = dict(self.versions[name][-1])
+        built: dict[date, int] = {}
+        fingerprints: dict[date, str] = {}
+        for d in sorted(days):
+            if carries_state(self.ledgers[name].table) and built:
+                ledgers = {**self.ledgers, name: self._hypothetical(name, own)}
+            else:
+                ledgers = self.ledgers
+            fingerprint = self._digest(name, d, ledgers)
+            published = self.ledgers[name].current_record(d)
+            record = self.ledgers[name].latest.get(d)
+            same_code = record and record.for_day(d).code_version == self.code[name]
+            if published and published.fingerprint == fingerprint and same_code and not rewrite:
+                continue
+            built[d] = own[d] = self._compute(name, d, ledgers)
+            fingerprints[d] = fingerprint
+        if built:
+            self._commit(name, built, run, fingerprints)
+
+    def _hypothetical(self, name: str, contents: Mapping[date, int]) -> Ledger:
+        """The table as it is with these contents."""
+        published = {d: PublishedDay(1, f"{name} {c}", "ok") for d, c in contents.items()}
+        ledger = self.ledgers[name]
+        commit = CommitRecord(
+            ledger.version + 1, "", None, "", "", "", {}, published, frozenset(), CommitDetails()
+        )
+        return replace(
+            ledger,
+            version=commit.version,
+            records=[*ledger.records, commit],
+            measured=make_measured(dict.fromkeys(contents, 1)),
+        )
+
+    def _inputs(self, name: str) -> Inputs:
+        return self.deployment.graph.inputs[name] if name not in LANDED else ()
+
+    def _digest(self, name: str, d: date, ledgers: Ledgers) -> str:
+        return input_digests(self._inputs(name), ledgers, [d], {})[d]
+
+    def _compute(self, name: str, d: date, ledgers: Ledgers) -> int:
+        """The content that follows from the inputs and the code."""
+        read = [
+            (dependency.source.name, str(input_day), source.content_key(input_day))
+            for dependency in self._inputs(name)
+            for source in [ledgers[dependency.source.name]]
+            for input_day in dependency.reach.deciding_days(source)(d)
+        ]
+        return crc32(repr((read, self.code[name])).encode()) % self.ranges[name]
+
+    def _commit(
+        self, name: str, contents: Mapping[date, int], run: str, fingerprints: Mapping[date, str]
+    ) -> None:
+        old = self.versions[name][-1]
+        published = {
+            d: PublishedDay(1, f"{name} {c}", "ok", fingerprint=fingerprints[d])
+            for d, c in contents.items()
+        }
+        inputs = {
+            x.source.name: self.ledgers[x.source.name].version or 0 for x in self._inputs(name)
+        }
+        self._append(
+            name,
+            run,
+            published,
+            inputs,
+            written=frozenset(d for d in contents if old.get(d) != contents[d]),
+            contents={**old, **contents},
+        )
+
+    def _append(
+        self,
+        name: str,
+        run: str,
+        published: Mapping[date, PublishedDay],
+        inputs: Mapping[str, int],
+        *,
+        written: frozenset[date],
+        contents: dict[date, int],
+        revoked: frozenset[date] = frozenset(),
+        details: CommitDetails | None = None,
+    ) -> None:
+        ledger = self.ledgers[name]
+        version = (ledger.version or 0) + 1
+        commit = CommitRecord(
+            version=version,
+            run_id=run,
+            backfill_id=None,
+            launched_by="schedule nightly",
+            code_version=self.code[name],
+            config_digest="config",
+            inputs=inputs,
+            days=dict(sorted(published.items())),
+            final=frozenset(),
+            details=details or CommitDetails(),
+            since=version - 1,
+            written_days=written,
+            revoked_days=revoked,
+        )
+        self.versions[name].append(contents)
+        assert len(self.versions[name]) == version + 1
+        self.ledgers[name] = replace(
+            ledger,
+            version=version,
+            records=[*ledger.records, commit],
+            measured=make_measured(dict.fromkeys(contents, 1)),
+        )
+
+    # --- what an undo does ---
+
+    def scopes(self, run: str) -> dict[str, UndoScope]:
+        """What an undo of a run changes now, as of the last commit."""
+        key = run, tuple(ledger.version for ledger in self.ledgers.values())
+        if self._scopes[0] != key:
+            self._scopes = key, undo_scopes(self.ledgers, run, self.deployment.policy)
+        return self._scopes[1]
+
+    def problems(self, run: str) -> list[str]:
+        return [text for scope in self.scopes(run).values() for text in scope.problems]
+
+    def undo(self, run: str) -> None:
+        """Put back, table by table, what a run changed."""
+        undo_run = f"undo{len(self.before):04}"
+        self.before[undo_run] = self.contents()
+        for name in self.deployment.tables:
+            scope = self.scopes(run)[name]
+            assert not scope.problems
+            if todo := {**scope.unchanged, **scope.changes}:
+                self._put_back(name, run, undo_run, scope, todo)
+
+    def _put_back(
+        self, name: str, run: str, undo_run: str, scope: UndoScope, todo: Mapping[date, DayChange]
+    ) -> None:
+        ledger = self.ledgers[name]
+        versions = {
+            x.source.name: self.ledgers[x.source.name].version or 0 for x in self._inputs(name)
+        }
+        published = {}
+        contents = dict(self.versions[name][-1])
+        for d, change in todo.items():
+            if change.previous_commit is None:
+                contents.pop(d, None)
+                continue
+            if d in scope.changes:
+                contents[d] = self.versions[name][change.version_before][d]
+            old = change.previous_commit.days[d]
+            assert old.digest == f"{name} {contents[d]}"
+            provenance = change.previous_commit.day_provenance(d)
+            if old.fingerprint in ("", self._digest(name, d, self.ledgers)):
+                provenance = msgspec.structs.replace(
+                    provenance, inputs={**provenance.inputs, **versions}
+                )
+            published[d] = msgspec.structs.replace(old, provenance=provenance)
+        as_of: dict[str, list[date]] = {}
+        for d, change in todo.items():
+            as_of.setdefault(str(change.version_before), []).append(d)
+        held = {
+            d: current.fingerprint
+            for d in scope.changes
+            if (current := ledger.current_record(d)) and current.fingerprint
+        }
+        details = CommitDetails(
+            undoes=run,
+            on_hold={**{d: x for d, x in ledger.on_hold.items() if d in todo}, **held},
+            as_of={version: to_ranges(days) for version, days in as_of.items()},
+        )
+        self._append(
+            name,
+            undo_run,
+            published,
+            versions,
+            written=frozenset(d for d in published if d in scope.changes),
+            contents=contents,
+            revoked=frozenset(d for d in scope.changes if d not in published),
+            details=details,
+        )
+
+
+def new_life(seed: int) -> Life:
+    settings = load_settings(
+        tables="backfill_assets_tests.customers_tables:TABLES", start=START, window_days=2
+    )
+    return Life(Deployment(settings), random.Random(seed))
+
+
+def run_step(life: Life) -> None:
+    """A first load, a night with late files, or a backfill."""
+    chance, run = life.chance, f"run-{len(life.before):04}"
+    life.before[run] = life.contents()
+    known = life.versions[CURRENT.name][-1]
+    if not known:
+        for name in LANDED:
+            life.load(name, {day(n): chance.randrange(3) for n in range(1, DAYS)}, run)
+    elif chance.random() < 0.7:
+        changed = [d for d in sorted(known) if chance.random() < 0.25] + [max(known) + DAY]
+        for name in LANDED:
+            if chance.random() < 0.8:
+                life.load(name, {d: chance.randrange(3) for d in changed}, run)
+    else:
+        name = chance.choice([n for n in life.ledgers if life.ledgers[n].records])
+        if name not in LANDED:
+            days = sorted(life.versions[name][-1])
+            first = chance.randrange(len(days))
+            if chance.random() < 0.5:
+                life.code[name] += "'"
+            life.build(name, days[first : first + 3], run, rewrite=True)
+    life.follow(run)
+
+
+def run_life(seed: int) -> Life:
+    """A first load, and nights and backfills after it."""
+    life = new_life(seed)
+    for _ in range(6):
+        run_step(life)
+    return life
+
+
+def undo_as_advised(life: Life, run: str) -> None:
+    """Undo a run; if that is refused, first what the message names."""
+    for _ in range(20):
+        problems = life.problems(run)
+        if not problems:
+            break
+        advised = re.search(r"run (\S{8})(?: in version| as well| has undone)", problems[0])
+        assert advised, problems
+        undo_as_advised(life, advised[1])
+    assert not problems, (run, problems)
+    life.undo(run)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_runs_are_undone_newest_first(seed):
+    life = run_life(seed)
+    for run, before in reversed([*life.before.items()]):
+        assert life.problems(run) == []
+        life.undo(run)
+        assert life.contents() == before, run
+    assert not any(life.contents().values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_run_is_undone_after_those_that_are_named(seed):
+    life = run_life(seed)
+    run = life.chance.choice([*life.before])
+    undo_as_advised(life, run)
+    scopes = life.scopes(run).values()
+    assert not any(scope.changes or scope.unchanged for scope in scopes)
