@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyspark.sql.types as T
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import any_window_condition, to_windows
-from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.data_files import files_as_of, rows_as_of
+from backfill_assets.delta.table_schema import delta_schema, schema_properties
 from backfill_assets.orders.tables import FACT
+from backfill_assets.tables.columns import added
+from backfill_assets_tests.changing_columns import make_table
 from backfill_assets_tests.helpers.invented_logs import days
+from backfill_assets_tests.helpers.pipeline import day
 from backfill_assets_tests.helpers.publish_rows import WIDER
-from backfill_assets_tests.helpers.written_logs import commit_days, facts_table
+from backfill_assets_tests.helpers.written_logs import (
+    append_commit,
+    commit_days,
+    commit_info,
+    facts_table,
+    log_file,
+)
 
 TWO = days(1, 3)
 
@@ -75,6 +89,44 @@ def test_a_version_from_before_a_column_was_added(spark, tmp_path):
     rows = rows_as_of(spark, url, WIDER, 2, TWO).collect()
     assert [row["channel"] for row in rows] == [None] * 3
     assert list(rows[0].asDict()) == list(WIDER.columns)
+
+
+def columns_dropped(url: Path, *names: str) -> dict:
+    """The table's metadata of version 0 without columns, as a commit has them."""
+    actions = map(json.loads, log_file(url, 0).read_text().splitlines())
+    (metadata,) = [action["metaData"] for action in actions if "metaData" in action]
+    struct = json.loads(metadata["schemaString"])
+    struct["fields"] = [field for field in struct["fields"] if field["name"] not in names]
+    return {"metaData": {**metadata, "schemaString": json.dumps(struct)}}
+
+
+@pytest.mark.parametrize("name", ["channel", "Channel"])
+def test_a_file_that_holds_a_dropped_column_is_not_taken_where_the_column_is_back(tmp_path, name):
+    url = tmp_path / FACT.name
+    rows = facts_table(TWO).append_column(name, pa.array(["shop"] * 2, pa.string()))
+    write_deltalake(url, rows, partition_by=["run_date"])
+    append_commit(url, commit_info("DROP COLUMNS"), columns_dropped(url, name))
+    commit_days(url, days(2))
+    assert files_as_of(str(url), FACT, days((1, 3)), 2).keys() == days((1, 3))
+    assert files_as_of(str(url), WIDER, days((1, 3)), 2).keys() == days(2)
+    # A file that cannot be looked into is not known to lack the column.
+    for file in url.glob(f"run_date={day(2)}/*.parquet"):
+        file.write_bytes(b"")
+    assert files_as_of(str(url), WIDER, days((1, 3)), 2) == {}
+
+
+def test_files_from_before_a_default_was_filled_in_are_not_taken(tmp_path):
+    filled = make_table(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
+    url = tmp_path / FACT.name
+    values = ["x", 1, Decimal("1.10"), 0.5, None, None]
+    schema = pa.schema(delta_schema(filled).to_arrow())
+    rows = pa.Table.from_pylist(
+        [dict(zip(filled.columns, [day(n), *values], strict=True)) for n in (1, 3)], schema
+    )
+    write_deltalake(url, rows, partition_by=["run_date"])
+    assert files_as_of(str(url), filled, TWO, 0) == {}
+    DeltaTable(url).alter.set_table_properties(schema_properties(filled), raise_if_not_exists=False)
+    assert files_as_of(str(url), filled, TWO, 1).keys() == TWO
 
 
 def test_a_version_that_is_not_there(spark, tmp_path):

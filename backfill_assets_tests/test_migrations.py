@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 
+from backfill_assets.backfills.undo import UndoRefusedError, undo_backfill
 from backfill_assets.calendar.partitions import DaySet
-from backfill_assets.delta import migrate, table_schema
+from backfill_assets.delta import data_files, migrate, table_schema
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
@@ -34,10 +36,12 @@ from backfill_assets.delta.table_schema import (
     schema_properties,
 )
 from backfill_assets.delta.table_schema import DROPPED_COLUMNS as DROPPED_PROPERTY
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import added, files_match_schema, is_wider_type
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.helpers.invented_logs import days
@@ -377,14 +381,13 @@ def test_which_types_hold_all_values_of_another(old, new, holds):
     assert is_wider_type(old, new) is holds
 
 
-def test_files_from_before_are_taken_as_they_are_only_if_they_hold_the_rows_of_now():
+def test_rows_from_before_are_converted_only_if_the_columns_are_others():
     for table in (BEFORE, LOOSER, STRICTER):
         assert files_match_schema(BEFORE.struct_type, table.columns)
     for table in (RENAMED, WIDENED, DROPPED, GAP):
         assert not files_match_schema(BEFORE.struct_type, table.columns)
-    assert files_match_schema(DROPPED.struct_type, BEFORE.columns), (
-        "a column that came later, and is null"
-    )
+    # A column that came later is null; whether a file holds an older one of its name, it says.
+    assert files_match_schema(DROPPED.struct_type, BEFORE.columns)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +407,9 @@ def test_what_a_model_says_wrongly(version, column, said):
 # --- with Spark -----------------------------------------------------------------------------------
 
 
-def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipeline, spark):
+def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(
+    url, pipeline, spark, monkeypatch
+):
     # A table of a release without schema versions.
     spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
     assert SCHEMA_VERSION not in load_log(url).metadata().configuration
@@ -414,7 +419,8 @@ def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipelin
     next_table = make_table(2)
     with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
         raise_if_schema_differs(read_ledger(url, next_table), url)
-    assert publish_rows(pipeline, spark, DROPPED, [(*row[:5],) for row in ROWS[3:]], "that")
+    wrong_rows = [(day(3), "c", 9, *ROWS[3][3:5])]
+    assert publish_rows(pipeline, spark, DROPPED, wrong_rows, "wrong run") == [Outcome.WRITTEN]
     third = make_table(3)
     (first, *_) = change_texts(read_migration(url, third))
     text = "column note is there again, without its values from before it was dropped"
@@ -422,6 +428,23 @@ def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipelin
     list(migrate_table(make_writer(pipeline, third)))
     assert {row["note"] for row in rows_in_all_readers(spark, url)} == {None}
     assert json.loads(load_log(url).metadata().configuration[DROPPED_PROPERTY]) == []
+    # Nor does an undo of what was written meanwhile, whose old file still has them.
+    deployment = Deployment(pipeline.settings)
+    tables = {**deployment.tables, third.name: third}
+    deployment.__dict__["graph"] = Graph.from_tables(tables.values(), deployment.policy)
+    undo = partial(undo_backfill, pipeline.io_manager, deployment, "wrong run", "undo", {})
+    before = rows_in_all_readers(spark, url)
+    with monkeypatch.context() as patched:
+        patched.setattr(data_files, "_holds_no_column", lambda *_, **__: True)
+        with pytest.raises(UndoRefusedError, match=f"{day(3)}.* give other rows than"):
+            list(undo())
+    assert rows_in_all_readers(spark, url) == before
+    ((_, results),) = undo()
+    assert [result.outcome for result in results] == [Outcome.WRITTEN]
+    after = rows_in_all_readers(spark, url)
+    assert {(row["run_date"].day, row["orders"]) for row in after} >= {(3, 4)}
+    assert {row["note"] for row in after} == {None}
+    assert check_read(deployment, third, days(1, 2, 3)).problems == []
 
 
 def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):

@@ -253,6 +253,8 @@ def digest_sums(struct: T.StructType) -> dict[str, Column]:
     }
 
 
+#: The digest of no rows.
+NO_ROWS = "0-0-0"
 #: The suffix of digests of rows with nested columns: older digests hashed these in another way.
 _NESTED = "nested"
 
@@ -273,7 +275,7 @@ def sum_digests(digests: Iterable[str]) -> str:
 
 def are_comparable(digest: str, other: str) -> bool:
     """Whether two digests were computed in the same way, so that equal means equal rows."""
-    return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
+    return NO_ROWS in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
 
 
 def rows_differ(digest: str, other: str) -> bool:
@@ -364,7 +366,7 @@ def _day_metrics(
 
 def empty_day(table: Table) -> DayMetrics:
     """The numbers of a day without rows."""
-    return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, "0-0-0")
+    return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, NO_ROWS)
 
 
 def check_frame_window(

@@ -5,7 +5,8 @@ is in the log and can be undone itself. Input tables are reverted first. If the 
 the remaining days are stale until it is requested again.
 """
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from functools import cache, reduce
@@ -15,7 +16,7 @@ import msgspec
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.verdicts import Verdict, digests_by_day, rows_differ
+from backfill_assets.audit.verdicts import NO_ROWS, Verdict, digests_by_day, rows_differ
 from backfill_assets.backfills.changes import (
     DayChange,
     changed_days_by_table,
@@ -35,7 +36,7 @@ from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publication import ATTEMPTS, AuditedDays, CommitRaceError, audit_days
-from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.unloaded import loaded_manifests
@@ -184,7 +185,9 @@ class _UndoRequest:
                 if table.schema_version - schema > 1:
                     problems.append(_explain_other_columns(table, days, version, schema))
                     continue
-                missing_days = _find_old_files(url, table, version, days).days_with_missing_files
+                missing_days = data_files.find_old_files(
+                    url, table, version, days
+                ).days_with_missing_files
             except (DeltaError, OSError) as error:
                 problems.append(f"{table.name} cannot be read as of version {version} ({error})")
                 continue
@@ -218,30 +221,6 @@ def _group_by_version(changes: Mapping[date, DayChange]) -> dict[int, list[date]
     for day, change in changes.items():
         days_by_version.setdefault(change.version_before, []).append(day)
     return days_by_version
-
-
-@dataclass(frozen=True)
-class _OldFiles:
-    """Files of days at an old version.
-
-    Attributes:
-        days_with_files: days that had files at that version.
-        days_with_missing_files: days of which files are deleted since.
-    """
-
-    days_with_files: frozenset[date]
-    days_with_missing_files: frozenset[date]
-
-
-def _find_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
-    """List the files of days as of a version, and check which of them still exist."""
-    files = data_files.list_data_files(url, table, days, version).to_pylist()
-    filesystem, base = open_store(url)
-    infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
-    missing_days = {
-        file["day"] for file, info in zip(files, infos, strict=True) if not info.is_file
-    }
-    return _OldFiles(frozenset(file["day"] for file in files), frozenset(missing_days))
 
 
 #: Safety margin before the undo period ends: longer than an undo takes.
@@ -316,7 +295,7 @@ class _TableUndo:
             )
         with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
             audited = audit_days(*self._read_old_days(ledger, scope, todo))
-        notes = self._commit_notes(ledger, audited, scope.changes, todo)
+            notes = self._commit_notes(ledger, audited, scope.changes, todo)
         audited = replace(audited, computed=replace(audited.computed, notes=notes))
         committed = audited.commit_once()
         if committed is None:
@@ -416,45 +395,27 @@ class _TableUndo:
         return old.days[day]
 
     def _refuse_other_rows(
-        self, ledger: Ledger, verdicts: Sequence[Verdict], changes: Mapping[date, DayChange]
+        self, ledger: Ledger, audited: AuditedDays, changes: Mapping[date, DayChange]
     ) -> None:
-        """Raise if the old files hold other rows than their commits recorded.
-
-        Rows from before a migration are digested with their old columns.
+        """Raise if the old files hold other rows than are, or will be, on record.
 
         Raises:
             UndoRefusedError: they hold other rows.
         """
-        publisher, table = self.publisher, self.table
-        digests = {v.day: v.metrics.digest for v in verdicts if v.day in changes}
-        recorded = {
-            day: published.digest
-            for day in digests
-            if (published := self._find_old_day(ledger, day, changes[day]))
-        }
-        columns = cache(self._columns_at)
-        differing = {
-            day: changes[day]
-            for day, digest in recorded.items()
-            if rows_differ(digest, digests[day])
-        }
-        for version, days in _group_by_version(differing).items():
-            # The next commit adds new columns of the model to the table.
-            if columns(version) != {c.name: c.dataType.simpleString() for c in table.struct_type}:
-                rows = publisher.engine.spark_session.read.format("delta").option(
-                    "versionAsOf", version
-                )
-                frame = rows.load(publisher.url(table)).where(
-                    partitions.any_window_condition(partitions.to_windows(days), table.partition)
-                )
-                digests |= digests_by_day(frame, table.partition)
-            wrong = [
-                day
-                for day in days
-                if digests[day] != recorded[day]
-                and (old := differing[day].previous_commit)
-                and columns(old.version) == columns(version)
-            ]
+        table, columns = self.table, cache(self._columns_at)
+        spark, url = self.publisher.engine.spark_session, self.publisher.url(table)
+        digests = {day: v.metrics.digest for day, v in audited.verdicts.items() if day in changes}
+        current = {c.name: c.dataType.simpleString() for c in table.struct_type}
+        for version, days in _group_by_version({d: changes[d] for d in digests}).items():
+            wrong = self._find_other_rows(
+                version, {d: changes[d] for d in days}, ledger, digests, columns
+            )
+            # With the same columns, the table gives the rows that it gave then.
+            files = {day: files for day, files in audited.computed.files.items() if day in days}
+            if files and columns(version) != current:
+                rows = data_files.rows_of_files(spark, url, table, files, files)
+                given = digests_by_day(rows, table.partition)
+                wrong |= {day for day in files if given.get(day, NO_ROWS) != digests[day]}
             if wrong:
                 raise UndoRefusedError(
                     f"{table.name} [{partitions.format_ranges(wrong)}] was not undone: its "
@@ -464,10 +425,46 @@ class _TableUndo:
                     "them again."
                 )
 
+    def _find_other_rows(
+        self,
+        version: int,
+        changes: Mapping[date, DayChange],
+        ledger: Ledger,
+        digests: Mapping[date, str],
+        columns: Callable[[int], Mapping[str, str]],
+    ) -> set[date]:
+        """Days that had other rows in a version than their record says, in the record's columns.
+
+        A column that was dropped or converted between the two cannot be compared.
+        """
+        recorded: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
+        for day, change in changes.items():
+            old, commit = self._find_old_day(ledger, day, change), change.previous_commit
+            if old and commit and old.digest != digests[day]:
+                of_record = columns(commit.version) or columns(version)
+                if of_record.items() <= columns(version).items():
+                    recorded[(*of_record,)][day] = old.digest
+        wrong = set[date]()
+        for names, expected in recorded.items():
+            reader = self.publisher.engine.spark_session.read.format("delta")
+            rows = reader.option("versionAsOf", version).load(self.publisher.url(self.table))
+            days = partitions.to_windows(expected)
+            rows = rows.where(partitions.any_window_condition(days, self.table.partition))
+            given = digests_by_day(rows.select(*map(quote_name, names)), self.table.partition)
+            wrong |= {
+                day
+                for day, digest in expected.items()
+                if rows_differ(given.get(day, NO_ROWS), digest)
+            }
+        return wrong
+
     def _columns_at(self, version: int) -> dict[str, str]:
-        """Spark types of the table's columns by name, as of a version."""
-        struct = read_metadata(delta_log(self.publisher.url(self.table), version).load()).struct
-        return {column.name: column.dataType.simpleString() for column in struct}
+        """Spark types of the table's columns by name, as of a version; none if it is not kept."""
+        try:
+            log = delta_log(self.publisher.url(self.table), version).load()
+        except (DeltaError, OSError):
+            return {}
+        return {c.name: c.dataType.simpleString() for c in read_metadata(log).struct}
 
     def _find_held_digests(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
         """Input digests of the reverted rows: with these inputs the day is not built again.
@@ -509,7 +506,7 @@ class _TableUndo:
                 f"audit: {reasons}. Tables that were put back before it stay so; leave these days "
                 "out, or mend the input and launch them again."
             )
-        self._refuse_other_rows(ledger, verdicts, changes)
+        self._refuse_other_rows(ledger, audited, changes)
         details = msgspec.structs.replace(
             self._commit_details(ledger, audited.computed.frame, verdicts, todo),
             undoes=self.request.name,
@@ -534,7 +531,9 @@ class _TableUndo:
         days_with_files = {
             day
             for version, version_days in _group_by_version(changes).items()
-            for day in _find_old_files(url, self.table, version, version_days).days_with_files
+            for day in data_files.find_old_files(
+                url, self.table, version, version_days
+            ).days_with_files
         }
         return {
             d for d, c in changes.items() if c.previous_commit is None and d not in days_with_files

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 from uuid import uuid4
@@ -34,8 +36,8 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.calendar.partitions import Window, any_window_condition, to_windows
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
-from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.table_schema import SessionFactory
+from backfill_assets.delta.ledgers import Ledger, TableMetadata
+from backfill_assets.delta.table_schema import SessionFactory, unfilled_columns
 from backfill_assets.spark.filesystems import delete_folder, in_object_store, open_store
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
@@ -252,19 +254,45 @@ def list_data_files(url: str, table: Table, days: Iterable[date], version: int) 
     return _list_files(delta_log(url, version).load(), table, days)
 
 
+@dataclass(frozen=True)
+class OldFiles:
+    """Files of days at an old version.
+
+    Attributes:
+        days_with_files: days that had files at that version.
+        days_with_missing_files: days of which files are deleted since.
+    """
+
+    days_with_files: frozenset[date]
+    days_with_missing_files: frozenset[date]
+
+
+def find_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> OldFiles:
+    """List the files of days as of a version, and check which of them still exist."""
+    files = list_data_files(url, table, days, version).to_pylist()
+    filesystem, base = open_store(url)
+    infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
+    missing_days = {
+        file["day"] for file, info in zip(files, infos, strict=True) if not info.is_file
+    }
+    return OldFiles(frozenset(file["day"] for file in files), frozenset(missing_days))
+
+
 def files_as_of(
     url: str, table: Table, days: Iterable[date], version: int, since: int = -1
 ) -> DataFiles:
     """The data files of days as of a version, for a commit to the same table.
 
-    A day is left out if a file of it has no commit any more, no row count, or a deletion vector.
-    All days are left out if the columns differed then, as the files do not have the current
-    columns. `url` may be that of a shallow clone. The commits after `since` are read first: pass a
-    version after which most of the files were added.
+    A day is left out if a file of it has no commit any more, no row count, or a deletion vector; or
+    if it holds a column that the table lacked then and has now, whose values would come back. All
+    days are left out if the rows of then have to be converted to the columns of now. `url` may be
+    that of a shallow clone. The commits after `since` are read first: pass a version after which
+    most of the files were added.
     """
     locations_by_day: dict[date, list[str]] = defaultdict(list)
     log = delta_log(url, version).load()
-    if not files_match_schema(read_metadata(log).struct, table.columns):
+    metadata = read_metadata(log)
+    if not _gives_current_rows(metadata, table):
         return {}
     for file in _list_files(log, table, days).to_pylist():
         locations_by_day[file["day"]].append(resolve_path(url, file["path"]))
@@ -278,11 +306,38 @@ def files_as_of(
         if '"numRecords"' in (added.get(location, {}).get("stats") or "")
         if not added[location].get("deletionVector")
     }
+    if lacking := table.columns.keys() - set(metadata.struct.names):
+        with ThreadPoolExecutor(_THREADS) as pool:
+            holds_none = pool.map(partial(_holds_no_column, names=lacking), usable)
+            usable = {*compress(usable, holds_none)}
     return {
         day: [_to_add_action(location, added[location]) for location in locations]
         for day, locations in locations_by_day.items()
         if usable.issuperset(locations)
     }
+
+
+def _gives_current_rows(metadata: TableMetadata, table: Table) -> bool:
+    """Whether the rows of a table of these columns and properties need no conversion."""
+    return (
+        files_match_schema(metadata.struct, table.columns)
+        and not unfilled_columns(table, metadata)
+        and metadata.properties.get("delta.columnMapping.mode", "none") == "none"
+    )
+
+
+def _holds_no_column(location: str, names: Collection[str]) -> bool:
+    """Whether a data file can be read, and has none of the columns, as its footer says.
+
+    Spark takes a column for another one whose name differs in case only.
+    """
+    filesystem, path = open_store(location)
+    try:
+        with filesystem.open_input_file(path) as source:
+            stored = pq.read_schema(source).names
+    except (OSError, pa.ArrowException):
+        return False
+    return {name.lower() for name in names}.isdisjoint(name.lower() for name in stored)
 
 
 def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
@@ -356,12 +411,13 @@ def _common_root(
 ) -> str | None:
     """The folder of the files, if each file is in its day folder and has the rows of the table.
 
-    None if only Delta can read them: rows may be deleted by deletion vectors, columns renamed or
-    missing, or paths have another form.
+    None if only Delta can read them: rows may be deleted by deletion vectors, columns renamed,
+    missing or without their default, or paths have another form.
     """
-    struct = read_metadata(log).struct
+    metadata = read_metadata(log)
+    struct = metadata.struct
     complete = set(struct.names).issuperset(table.columns) and _same_types(struct, table)
-    if log.protocol().min_reader_version > 1 or not complete:
+    if log.protocol().min_reader_version > 1 or not complete or unfilled_columns(table, metadata):
         return None
     roots = set()
     for file in files:

@@ -424,7 +424,11 @@ def convert_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]
 
 
 def files_match_schema(stored: T.StructType, columns: Mapping[str, Any]) -> bool:
-    """Whether files with the `stored` columns need no conversion by `convert_columns`."""
+    """Whether rows with the `stored` columns need no conversion by `convert_columns`.
+
+    A column that is missing is null in the converted rows. The files may still hold it: it may have
+    been dropped before.
+    """
     types = {column.name: column.dataType.simpleString() for column in stored}
     for name, column in columns.items():
         if name in types:
