@@ -115,18 +115,29 @@ def test_a_file_that_holds_a_dropped_column_is_not_taken_where_the_column_is_bac
     assert files_as_of(str(url), WIDER, days((1, 3)), 2) == {}
 
 
-def test_files_from_before_a_default_was_filled_in_are_not_taken(tmp_path):
-    filled = make_table(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
-    url = tmp_path / FACT.name
+#: A column that was null at first, and got a default later.
+FILLED = make_table(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
+
+
+def create_unfilled(url: Path) -> str:
+    """Days 1 and 3 from before the default."""
     values = ["x", 1, Decimal("1.10"), 0.5, None, None]
-    schema = pa.schema(delta_schema(filled).to_arrow())
-    rows = pa.Table.from_pylist(
-        [dict(zip(filled.columns, [day(n), *values], strict=True)) for n in (1, 3)], schema
-    )
-    write_deltalake(url, rows, partition_by=["run_date"])
-    assert files_as_of(str(url), filled, TWO, 0) == {}
-    DeltaTable(url).alter.set_table_properties(schema_properties(filled), raise_if_not_exists=False)
-    assert files_as_of(str(url), filled, TWO, 1).keys() == TWO
+    rows = [dict(zip(FILLED.columns, [day(n), *values], strict=True)) for n in (1, 3)]
+    schema = pa.schema(delta_schema(FILLED).to_arrow())
+    write_deltalake(url, pa.Table.from_pylist(rows, schema), partition_by=["run_date"])
+    return str(url)
+
+
+def test_files_from_before_a_default_was_filled_in_are_not_taken(tmp_path):
+    url = create_unfilled(tmp_path / FACT.name)
+    assert files_as_of(url, FILLED, TWO, 0) == {}
+    DeltaTable(url).alter.set_table_properties(schema_properties(FILLED), raise_if_not_exists=False)
+    assert files_as_of(url, FILLED, TWO, 1).keys() == TWO
+
+
+def test_rows_from_before_a_default_was_filled_in_have_it(spark, tmp_path):
+    rows = rows_as_of(spark, create_unfilled(tmp_path / "t"), FILLED, 0, TWO).collect()
+    assert {(row["run_date"], row["channel"]) for row in rows} == {(day(1), "shop"), (day(3), None)}
 
 
 def test_a_version_that_is_not_there(spark, tmp_path):

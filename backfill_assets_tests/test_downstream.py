@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from backfill_assets.backfills.changes import DayChange
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
+from backfill_assets.backfills.undo import UndoRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
+from backfill_assets.delta.ledger_reader import versions_that_belong_together
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
+from backfill_assets.shadow import switch
 from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.stale import StaleDays
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -203,6 +209,90 @@ def test_one_that_was_broken_off_goes_on(tables):
     scopes = tables.extents("nightrun")
     assert list_problems(scopes) == []
     assert days_by_table(scopes)[STAGED.name] == ({4}, set())
+
+
+class Undo:
+    """The undo of `nightrun` by the job, each of whose tables can be refused or killed instead."""
+
+    def __init__(self, tables, deployment):
+        self.tables, self.deployment = tables, deployment
+        options = {"run": "undo0003", "as_of": 1, "withdrawn": [4]}
+        self.steps = [
+            lambda: tables.undo(3, to=1, withdrawn=[4], touches=[3, 4]),
+            lambda: tables.make(STAGED, 3, [3], inputs={RAW.name: 3}, **options),
+            lambda: tables.make(FACT, 3, [3], same=[3], inputs={STAGED.name: 3}, **options),
+        ]
+
+    def run(self, steps, error=None):
+        """The next tables, and then the error."""
+
+        def put_back(*_):
+            for _ in range(steps):
+                self.steps.pop(0)()
+                yield RAW, []
+            if error:
+                raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(switch, "undo_backfill", put_back)
+            undo = switch.undo_backfill_or_switch(
+                None, self.deployment, None, ["nightrun"], "undo0003", {}
+            )
+            with pytest.raises(type(error)) if error else nullcontext():
+                list(undo)
+
+    def kept_versions(self):
+        """What a night keeps for readers, as no open day is behind its inputs."""
+        switch.save_consistent_versions(self.deployment, day(9))
+        return versions_that_belong_together(self.deployment.settings.warehouse)[STAGED.name]
+
+    @property
+    def marks(self):
+        return [*Path(self.deployment.settings.warehouse).glob("*undo*")]
+
+
+@pytest.fixture
+def undo(tables, tmp_path, monkeypatch):
+    """As all days behind their inputs are final, none is open."""
+    deployment = Deployment(load_settings(warehouse=str(tmp_path)))
+    deployment.__dict__["policy"] = POLICY
+    monkeypatch.setattr(switch, "read_ledgers", lambda _: tables.now())
+    monkeypatch.setattr(switch, "find_stale_days", lambda *_: StaleDays())
+    return Undo(tables, deployment)
+
+
+@pytest.mark.parametrize("killed_after", [1, 2])
+def test_readers_get_no_versions_of_an_undo_that_was_killed_until_it_is_finished(
+    undo, killed_after
+):
+    assert undo.kept_versions() == 2
+    undo.run(killed_after, KeyboardInterrupt())
+    assert undo.kept_versions() == 2
+    # Asked for again, it is refused as long as somebody else works on one of its days.
+    undo.run(0, UndoRefusedError("written since"))
+    assert undo.kept_versions() == 2
+    undo.run(3 - killed_after)
+    assert undo.kept_versions() == 3
+    assert not undo.marks
+
+
+def test_an_undo_that_wrote_nothing_stands_in_no_readers_way(undo):
+    undo.run(0, UndoRefusedError("written since"))
+    assert not undo.marks
+    undo.run(0, KeyboardInterrupt())
+    assert undo.marks
+    undo.tables.load(3, [5], run="nextrun1")
+    undo.tables.make(STAGED, 3, [5], run="followe3", inputs={RAW.name: 3})
+    assert undo.kept_versions() == 3
+
+
+def test_days_that_are_built_again_end_an_undo_that_was_killed(undo):
+    assert undo.kept_versions() == 2
+    undo.run(1, KeyboardInterrupt())
+    undo.tables.make(STAGED, 3, [3, 4], run="followe2", inputs={RAW.name: 3})
+    assert undo.kept_versions() == 2
+    undo.tables.make(FACT, 3, [3, 4], run="followe2", inputs={STAGED.name: 3})
+    assert undo.kept_versions() == 3
 
 
 def test_loaded_again_after_an_undo(tables):

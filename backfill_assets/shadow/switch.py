@@ -5,16 +5,21 @@ a backfill.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime
 from functools import partial
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 import dagster as dg
+import pyarrow.fs as pafs
+from pydantic import BaseModel, ValidationError
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.backfills.changes import RowOrigins, backfill_ids_of, changed_days, commits_of
+from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
@@ -31,12 +36,15 @@ from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import REASON_TAG, DayResult
 from backfill_assets.shadow import build
 from backfill_assets.shadow.compare import refuse_uncompared
+from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.
 SWITCH_JOB = "switch_over"
+#: Begins the names of the files that mark undos in the warehouse.
+_UNDO_MARK = "_undo-"
 #: How many of its latest runs are checked for being active.
 _RECENT_RUNS = 20
 
@@ -60,7 +68,7 @@ def undo_backfill_or_switch(
     names: Collection[str],
     run_id: str,
     tags: Mapping[str, str],
-    days: Container[date] | None = None,
+    days: Window | None = None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
     """Undo a backfill, as `undo.undo_backfill` does, or a switch-over.
 
@@ -72,14 +80,15 @@ def undo_backfill_or_switch(
         TargetError: single days cannot be undone, or a switch-over run is active.
     """
     name, *_ = names
+    undo_days = partial(_undo_marked, publisher, deployment, name, run_id, tags, days)
     target = _find_target(deployment, names)
     if target is None:
-        yield from undo_backfill(publisher, deployment, name, run_id, tags, days)
+        yield from undo_days()
         return
     resumed = _begin_undo(deployment, instance, target, name, days)
     has_written = False
     try:
-        for table, results in undo_backfill(publisher, deployment, name, run_id, tags, days):
+        for table, results in undo_days():
             has_written = True
             yield table, results
     except NothingToUndoError:
@@ -94,6 +103,72 @@ def undo_backfill_or_switch(
         raise
     else:
         _end_undo(deployment, target)
+
+
+class _UndoMark(BaseModel, frozen=True):
+    """An undo that was begun, in a file of the warehouse until it has ended.
+
+    Attributes:
+        name: of what is undone.
+        days: only these, as ranges; None for all.
+    """
+
+    name: str
+    days: tuple[str, ...] | None
+
+    @property
+    def file(self) -> str:
+        """The name of the file; the same undo that is asked for again has the same."""
+        return f"{_UNDO_MARK}{uuid5(NAMESPACE_OID, self.model_dump_json())}.json"
+
+    def is_half_done(self, deployment: Deployment) -> bool:
+        """Whether days are put back, and others still hold what is undone."""
+        ledgers = read_ledgers(deployment)
+        days = None if self.days is None else frozenset(from_ranges(self.days))
+        scopes = undo_scopes(ledgers, self.name, deployment.policy, days)
+        return any(scope.already_reverted for scope in scopes.values()) and any(
+            RowOrigins(ledgers[table]).holds_result(day, change)
+            for table, scope in scopes.items()
+            for day, change in scope.changes.items()
+        )
+
+
+def _undo_marked(
+    publisher: DeltaIOManager,
+    deployment: Deployment,
+    name: str,
+    run_id: str,
+    tags: Mapping[str, str],
+    days: Window | None,
+) -> Iterator[tuple[Table, list[DayResult]]]:
+    """Undo as `undo_backfill` does; if it is killed halfway, its mark tells."""
+    mark = _UndoMark(name=name, days=None if days is None else tuple(to_ranges(days)))
+    replace_file(deployment.settings.warehouse, mark.file, mark.model_dump_json().encode())
+    try:
+        yield from undo_backfill(publisher, deployment, name, run_id, tags, days)
+    except UndoRefusedError:
+        _remove_mark(deployment, mark)
+        raise
+    _remove_mark(deployment, mark)
+
+
+def _remove_mark(deployment: Deployment, mark: _UndoMark) -> None:
+    """Remove a mark, unless the undo is half done."""
+    if not mark.is_half_done(deployment):
+        filesystem, folder = open_store(deployment.settings.warehouse)
+        with suppress(FileNotFoundError):  # the same undo has ended in another process
+            filesystem.delete_file(f"{folder}/{mark.file}")
+
+
+def _read_marks(deployment: Deployment) -> Iterator[_UndoMark]:
+    """The undos that have not ended, without those of another version of this package."""
+    filesystem, folder = open_store(deployment.settings.warehouse)
+    for info in filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
+        if info.base_name.startswith(_UNDO_MARK):
+            with suppress(FileNotFoundError, ValidationError):
+                with filesystem.open_input_stream(info.path) as stream:
+                    text = stream.read()
+                yield _UndoMark.model_validate_json(text)
 
 
 def _switch_ids(target: ShadowTarget) -> list[str]:
@@ -201,7 +276,7 @@ def _end_undo(deployment: Deployment, target: ShadowTarget) -> None:
 
 
 def save_consistent_versions(deployment: Deployment, today: date) -> None:
-    """Save the tables' versions if no open day is stale and production has no part of a target.
+    """Save the tables' versions if no open day is stale and no undo or switch-over is half done.
 
     Call it only when nothing else writes.
     """
@@ -212,12 +287,12 @@ def save_consistent_versions(deployment: Deployment, today: date) -> None:
 
 
 def is_mixed(deployment: Deployment) -> bool:
-    """Whether production has a part of a target's days or tables, and not the others.
+    """Whether production has a part of an undo, or of a target's days or tables, and not the rest.
 
     After single days were switched over or undone, later production runs may have rebuilt the rest
     with the same rows, or all of it: then it is no longer mixed.
     """
-    return any(
+    return any(mark.is_half_done(deployment) for mark in _read_marks(deployment)) or any(
         target.switching
         or target.undoing
         or (

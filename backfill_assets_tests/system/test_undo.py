@@ -25,6 +25,7 @@ from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets_tests.helpers.pipeline import (
@@ -368,7 +369,10 @@ def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypat
     monkeypatch.undo()
     version = wrong.log(RAW.name).version()
     assert published_digests(wrong) != first_digests
+    assert is_mixed(wrong.deployment)
     run_undo(wrong, "wrongone")
+    assert not is_mixed(wrong.deployment)
+    assert not [*wrong.warehouse.glob("_undo*")]
     assert published_digests(wrong) == first_digests
     assert wrong.log(RAW.name).version() == version
 
