@@ -25,6 +25,7 @@ from backfill_assets.backfills.forecast import ROWS_OF_DAY, ROWS_OF_RUN
 from backfill_assets.backfills.planner import (
     add_sampled_skews,
     days_by_table,
+    explain_left_out,
     last_change,
     make_plan,
     plan_backfill,
@@ -225,6 +226,10 @@ def make_request(first: int = 1, last: int = 3, *tables: str, **more) -> Backfil
             f"no such table: no_table; there are {[*DEPLOYMENT.tables]}",
         ),
         (
+            make_request(29, 31, weekly.name),
+            "there is nothing to build: weekly[2024-01-29] ends after the calendar, on 2024-02-04",
+        ),
+        (
             make_request(1, 3, pilot_days=3),
             "a pilot of 3 day(s) leaves nothing of the 3 day(s) 2024-01-01...2024-01-03: give "
             "fewer pilot days, or none",
@@ -259,6 +264,23 @@ def test_a_request_of_which_a_part_would_do_nothing_is_refused(request_, message
 )
 def test_other_requests_are_not_refused(request_):
     refuse_invalid_request(DEPLOYMENT, request_)
+
+
+def test_weeks_that_cannot_be_built_are_named_with_the_day_on_which_they_are_due(monkeypatch):
+    monkeypatch.setattr(planner, "datetime", _LastHourOfFebruary)
+    deployment = make_deployment(start=day(3), end=None, lag_days=2)
+    begins = "weekly[2024-01-01] begins before its first day, 2024-01-03"
+    is_open = "weekly[2024-02-26] is not over before 2024-03-03: it is due on 2024-03-05"
+    with pytest.raises(ValueError) as refusal:
+        refuse_invalid_request(deployment, make_request(3, 7, weekly.name))
+    assert str(refusal.value) == f"there is nothing to build: {begins}"
+    request = make_request(3, 57, FACT.name, weekly.name)
+    refuse_invalid_request(deployment, request)
+    explained = explain_left_out(deployment, request.tables, request.window, date(2024, 2, 29))
+    assert [*explained] == [begins, is_open]
+    assert [*explain_left_out(deployment, request.tables, request.window, date(2024, 3, 4))] == [
+        begins
+    ]
 
 
 class _LastHourOfFebruary(datetime):

@@ -242,7 +242,7 @@ def test_partitions_before_decide_and_those_after_follow(grain, count):
         assert [*reach.deciding_days(LOG)(first)] == partitions[n - count : n + 1]
         assert [*reach.affected_days(one_day(first))] == partitions[n : n + count + 1]
         assert reach.changed_days({first}, LOG) == partitions[n : n + count + 1]
-        assert reach.required_days(first) == [first]
+        assert reach.required_days(first) == partitions[n - count : n + 1]
     apart = DaySet.from_days([partitions[4], partitions[9]])
     with_neighbours = {*partitions[4 - count : 5], *partitions[9 - count : 10]}
     assert {*reach.input_days(apart)} == with_neighbours

@@ -125,12 +125,18 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
     """Raise if a request cannot be planned, or a part of it would have no effect.
 
     Raises:
-        ValueError: a day is not on the calendar, there is no such table, a table is retired, no day
-            is left after the pilot, or files are accepted for tables that are not loaded from
-            files.
+        ValueError: a day is not on the calendar, there is no such table, a table is retired, none
+            of the weeks and months of the days can be built, no day is left after the pilot, or
+            files are accepted for tables that are not loaded from files.
     """
     partitions.parse_calendar_days(request.days, deployment.settings)
-    tables = buildable_tables(deployment.graph, request.tables, _current_date(deployment))
+    today = _current_date(deployment)
+    tables = buildable_tables(deployment.graph, request.tables, today)
+    left_out = [*explain_left_out(deployment, tables, request.window, today)]
+    if len(left_out) == sum(
+        len(deployment.tables[name].grain.partitions_of(request.window)) for name in tables
+    ):
+        raise ValueError(f"there is nothing to build: {'; '.join(left_out)}")
     if 0 < len(request.window) <= request.pilot_days:
         raise ValueError(
             f"a pilot of {request.pilot_days} day(s) leaves nothing of the "
@@ -142,6 +148,29 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
             f"{', '.join(request.accept)} is accepted for nothing: only {', '.join(landed_tables)} "
             "are loaded from files, and none of them is among the tables"
         )
+
+
+def explain_left_out(
+    deployment: Deployment, tables: Iterable[str], window: partitions.Window, today: date
+) -> Iterator[str]:
+    """One sentence for each week and month of requested days that cannot be built yet, or ever."""
+    for name in tables:
+        grain, policy = deployment.tables[name].grain, deployment.graph.policy_of(name)
+        whole = policy.loadable_days(today) if grain is not Grain.DAILY else window
+        for partition in grain.partitions_of(window):
+            end = grain.days_of(partition).end
+            if partition in whole:
+                continue
+            if partition < policy.start:
+                yield f"{name}[{partition}] begins before its first day, {policy.start}"
+            elif policy.end and end > policy.end:
+                yield f"{name}[{partition}] ends after the calendar, on {end - partitions.DAY}"
+            else:
+                due = end + (policy.lag_days - 1) * partitions.DAY
+                yield (
+                    f"{name}[{partition}] is not over before {end - partitions.DAY}: it is due on "
+                    f"{due}"
+                )
 
 
 def _current_date(deployment: Deployment) -> date:

@@ -147,7 +147,7 @@ class GrainReach(Reach):
 
 @dataclass(frozen=True)
 class PartitionsReach(Reach):
-    """A week or a month is decided by itself and by some before it, of a table of its grain.
+    """A week or a month is decided by itself and by some before it, and requires all.
 
     Attributes:
         before: number of weeks or months before.
@@ -155,6 +155,10 @@ class PartitionsReach(Reach):
     """
 
     grain: Grain = Grain.WEEKLY
+
+    def required_days(self, day: date) -> Sequence[date]:
+        """All of them: what is counted against a month that is missing looks complete."""
+        return [*self.input_days(Window(day, day + DAY))]
 
     def input_days(self, days: Window) -> Window:
         """The partitions, and those before them."""

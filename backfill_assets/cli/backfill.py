@@ -118,7 +118,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
     if as_json:
         out.print_json(backfill_plan.model_dump(mode="json"))
         return
-    show_plan(out, backfill_plan)
+    show_plan(out, deployment, backfill_plan)
     if backfill_plan.rewritten_final_days:
         out.print_text(
             f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks "
@@ -157,13 +157,17 @@ def _refuse_impossible(deployment: Deployment, request: BackfillRequest) -> None
         raise click.UsageError(str(error)) from error
 
 
-def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
-    """Print the outcome of each day, and the cost."""
+def show_plan(out: Output, deployment: Deployment, backfill_plan: BackfillPlan) -> None:
+    """Print the outcome of each day, the cost, and the weeks and months that are left out."""
     from backfill_assets.backfills.backfill_plan import day_rows, plan_facts
+    from backfill_assets.backfills.planner import explain_left_out
 
     rows = list(day_rows(backfill_plan))
     out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=f"Plan {backfill_plan.id}"))
     out.print_facts(plan_facts(backfill_plan))
+    request, today = backfill_plan.parameters, datetime.now(deployment.settings.zone).date()
+    for sentence in explain_left_out(deployment, backfill_plan.tables, request.window, today):
+        out.print_note(f"Left out {sentence}")
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
 
@@ -284,7 +288,7 @@ def backfill(
             else _load_state(dagster, what).plan
         )
         if not out.quiet:
-            show_plan(out, backfill_plan)
+            show_plan(out, deployment, backfill_plan)
         _confirm_final(backfill_plan, yes)
         state = _launch_plan(deployment, dagster, backfill_plan)
         ui_url = find_ui_url(deployment.settings, dagster.root_directory)
