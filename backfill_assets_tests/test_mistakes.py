@@ -394,11 +394,11 @@ MISTAKES = {
         "    return readings.selectExpr('CURRENT_DATE AS run_date')\n\nTABLES",
         "`CURRENT_DATE` in .*for_day",
     ),
-    "random without a seed, in a function below": (
+    "random, in a function below": (
         BODY,
         "    return pick(readings)\n\nfrom pyspark.sql import functions as F\n"
         "def pick(rows): return rows.where(F.rand() < 0.5)\nTABLES",
-        "daily_energy: `rand` without a seed in .*line 40, gives .*: take a hash of the key and",
+        r"daily_energy: `rand\(\)` in .*line 40, gives .*: take a hash of the key and",
     ),
     "random of Python": (
         BODY,
@@ -416,6 +416,186 @@ MISTAKES = {
         "    return readings.where('rand() < 0.1')\n\nTABLES",
         r"`rand\(\)` in .*take a hash of the key and a seed, as `F.xxhash64",
     ),
+    # What is reached from a function.
+    "a lambda of the module": (
+        BODY,
+        "    return readings.where(today() > F.lit(1))\n\n"
+        "from pyspark.sql import functions as F\ntoday = lambda: F.current_date()\nTABLES",
+        r"`current_date\(\)` in .*, line 40, ",
+    ),
+    "a partial": (
+        BODY,
+        "    return readings.where(draw() < 0.5)\n\nfrom functools import partial\n"
+        "from pyspark.sql import functions as F\ndraw = partial(F.rand)\nTABLES",
+        r"`rand\(\)` in .*, line 41, ",
+    ),
+    "a partial without the last argument": (
+        BODY,
+        "    return readings.where(F.lit(year()))\n\nimport time\nfrom functools import partial\n"
+        "from pyspark.sql import functions as F\nyear = partial(time.strftime, '%Y')\nTABLES",
+        r"`time.strftime\(\)` in .*, line 42, ",
+    ),
+    "a method": (
+        BODY,
+        "    return readings.where(F.lit(CALENDAR.age_of('x')) > 1)\n\n"
+        "from pyspark.sql import functions as F\n"
+        "class Base:\n    def today(self): return date.today()\n"
+        "class Calendar(Base):\n    def age_of(self, day): return self.today() - day\n"
+        "CALENDAR = Calendar()\nTABLES",
+        r"`date.today\(\)` in .*, line 41, ",
+    ),
+    "a static method and a property": (
+        BODY,
+        "    return readings.where(Calendar.first().month)\n\n"
+        "class Calendar:\n    @staticmethod\n    def first(): return Calendar()\n"
+        "    @property\n    def month(self): return date.today().month\nTABLES",
+        r"`date.today\(\)` in .*, line 43, ",
+    ),
+    "a constant": (
+        BODY,
+        "    return readings.where(F.col('read_at') < F.lit(TODAY))\n\n"
+        "from pyspark.sql import functions as F\nTODAY = date.today()\nTABLES",
+        r"`date.today\(\)` in .*, line 40, ",
+    ),
+    "a constant of a constant, as a default": (
+        BODY,
+        "    return recent(readings)\n\nfrom datetime import timedelta\n"
+        "TODAY = date.today()\nFIRST: date = TODAY - timedelta(7)\n"
+        "def recent(rows, first=FIRST): return rows.where(rows.read_at > first)\nTABLES",
+        r"`date.today\(\)` in .*, line 40, ",
+    ),
+    "a constant under a condition": (
+        BODY,
+        "    return readings.where(LIMIT)\n\nif date.today().year > 2024:\n    LIMIT = 'kwh < 1'\n"
+        "else:\n    LIMIT = 'kwh < 2'\nTABLES",
+        r"`date.today\(\)` in .*, line 39, ",
+    ),
+    "a UDF": (
+        BODY,
+        "    return readings.withColumn('kwh', drawn('kwh'))\n\nimport random\n"
+        "from pyspark.sql import functions as F\n@F.udf(T.DoubleType())\n"
+        "def drawn(kwh):\n    return kwh * random.random()\nTABLES",
+        r"`random.random\(\)` in .*, line 43, ",
+    ),
+    "a UDF of a lambda": (
+        BODY,
+        "    return readings.withColumn('at', F.udf(lambda: time.time())())\n\n"
+        "import time\nfrom pyspark.sql import functions as F\nTABLES",
+        r"`time.time\(\)` in .*, line 37, ",
+    ),
+    "a decorator": (
+        BODY,
+        "    return pick(readings)\n\ndef dated(function):\n"
+        "    return lambda rows: function(rows).where(f'kwh < {date.today().day}')\n"
+        "@dated\ndef pick(rows): return rows\nTABLES",
+        r"`date.today\(\)` in .*, line 40, ",
+    ),
+    "a function that is handed on": (
+        BODY,
+        "    return readings.transform(pick)\n\nfrom pyspark.sql import functions as F\n"
+        "def pick(rows): return rows.withColumn('day', F.current_date())\nTABLES",
+        r"`current_date\(\)` in .*, line 40, ",
+    ),
+    "other names": (
+        BODY,
+        "    clock = dt.datetime\n    now = clock.now\n    return readings.where(now())\n\n"
+        "import datetime as dt\nTABLES",
+        r"`datetime.now\(\)` in .*, line 38, ",
+    ),
+    "an import in the function": (
+        BODY,
+        "    from datetime import datetime as clock\n    return readings.where(clock.now())\n\n"
+        "TABLES",
+        r"`datetime.now\(\)` in .*, line 38, ",
+    ),
+    "names that a star imports": (
+        BODY,
+        "    return readings.where(rand() < 0.5)\n\nfrom pyspark.sql.functions import *\nTABLES",
+        r"`rand\(\)` in .*, line 37, ",
+    ),
+    "a check": (
+        f"@table({DECLARED})",
+        "def late(rows): return rows.where('run_date > current_date()')\n"
+        "@table(DailyEnergy, checks=[forbids('late', late, 'None is of tomorrow.')])",
+        r"daily_energy: `current_date\(\)` in .*, line 35, ",
+    ),
+    "requests to a lookup": (
+        f"@table({DECLARED})\ndef daily_energy(",
+        "class Rate(pa.DataFrameModel):\n    state: T.StringType\n    rate: T.DoubleType\n"
+        "RATES = Lookup('rates', Rate, request=['state'], path='/{state}', url='RATES_URL', "
+        "quota=[Quota(9, 'second')])\n"
+        "def needed(readings): return readings.where('rand() < 0.5').select('for_day', 'state')\n"
+        f"@table({DECLARED})\n"
+        "def daily_energy(rates: Annotated[DataFrame, Answers(RATES, of=needed)], ",
+        r"daily_energy: `rand\(\)` in .*, line 39, ",
+    ),
+    # SQL that is no literal of the call.
+    **{
+        f"SQL in {what}": (
+            BODY,
+            f"    return readings.{used}\n\n"
+            f"from functools import partial\nfrom pyspark.sql import functions as F\n{made}\n"
+            "TABLES",
+            "`(current_date|now).* in .*for_day",
+        )
+        for what, used, made in [
+            ("a constant", "where(F.expr(LATE))", "LATE = 'run_date < current_date()'"),
+            ("a class", "where(Sql.LATE)", "class Sql: LATE = 'run_date < current_date()'"),
+            ("a mapping", "where(SQL['late'])", "SQL = {'late': 'run_date < current_date()'}"),
+            ("a list", "selectExpr(*SQL)", "SQL = ['*', 'current_date() AS day']"),
+            ("an item", "select(*map(F.expr, SQL))", "SQL = []\nSQL[0:] = ['current_date()']"),
+            ("a text of parts", "where(f'run_date < {DAY}')", "DAY = 'current_' + 'date()'"),
+            ("a format", "where(LATE.format('run_date'))", "LATE = '{} < current_date()'"),
+            (
+                "a file",
+                "where(LATE)",
+                "LATE = open(__file__).read().splitlines()[-2][2:]\n# now() > 1",
+            ),
+            ("a function", "where(late())", "def late(): return 'run_date < current_date()'"),
+            ("a partial", "select(day())", "day = partial(F.expr, 'current_date()')"),
+            (
+                "a parameter",
+                "transform(late, 'run_date < current_date()')",
+                "def late(rows, sql):\n    return rows.where(sql)",
+            ),
+            (
+                "an object",
+                "transform(Rule('run_date < current_date()').filtered)",
+                "class Rule:\n    def __init__(self, sql): self.sql = sql\n"
+                "    def filtered(self, rows): return rows.where(self.sql)",
+            ),
+            ("a name", "select(F.call_function('current_date'))", ""),
+        ]
+    },
+    # Other clocks, other chance.
+    **{
+        call: (
+            BODY,
+            f"    return readings.where(str({call}))\n\nimport os, random, secrets, time, uuid\n"
+            "from datetime import datetime, timezone\nimport numpy as np\nimport pandas as pd\n"
+            "from pyspark.sql import functions as F\nRNG = random.Random(7)\nTABLES",
+            f"in .*, line 37, gives other rows .*: take {advice}",
+        )
+        for advice, calls in {
+            "the day": [
+                *("time.strftime('%Y')", "time.localtime()", "time.gmtime(None)", "time.time_ns()"),
+                *("datetime.now(timezone.utc)", "datetime.utcnow()", "F.unix_timestamp()"),
+                *("pd.Timestamp.now()", "pd.Timestamp.today()", "pd.Timestamp('now')"),
+                *("pd.to_datetime('today')", "np.datetime64('now')", "F.current_time()"),
+                *("F.expr('unix_timestamp()')", "F.expr(\"DATE 'today'\")"),
+                *("F.expr('localtimestamp')", "F.now()"),
+            ],
+            "a hash": [
+                *("np.random.rand()", "np.random.default_rng().random()", "random.Random()"),
+                *("random.Random(None)", "random.SystemRandom(7)", "RNG.random()", "os.urandom(4)"),
+                *("uuid.uuid4()", "secrets.token_hex()", "F.rand(7)", "F.randn(seed=7)"),
+                *("F.shuffle('x', 7)", "F.monotonically_increasing_id()", "F.expr('rand(7)')"),
+                *("F.expr('uniform(0, 9, 7)')", "readings.sample(0.1)", "readings.sample(0.1, 7)"),
+                *("readings.limit(9).sample(fraction=0.1, seed=7)", "readings.randomSplit([1, 2])"),
+            ],
+        }.items()
+        for call in calls
+    },
     "no list": ("TABLES = [READINGS, daily_energy]", "", "has no attribute 'TABLES'"),
 }
 
@@ -458,8 +638,32 @@ def imported(tmp_path: Path, monkeypatch):
             "    F.unix_timestamp(timestamp=F.col('x'), format='y')\n"
             "    random.Random(7)\n"
             "    F.lit('asked by current_date as of noon')\n"
-            "    return readings.where(F.rand(7) < 1).where('now' != F.lit(date(2024, 1, 1)))"
+            "    return readings.where('now' != F.lit(date(2024, 1, 1)))"
             "\n\nimport random\nfrom pyspark.sql import functions as F\nTABLES",
+        ),
+        # Reached by the function, or not reached.
+        (
+            BODY,
+            "    rng = np.random.default_rng(7)\n"
+            "    started = time.perf_counter()\n"
+            "    print(rng.random(), random.Random(7).sample([1, 2], 1), WEIGHTS, started)\n"
+            "    print(time.strftime('%Y', time.gmtime(0)), uuid.uuid5(uuid.NAMESPACE_URL, 'x'))\n"
+            "    print(pd.Timestamp('2024-01-01'), datetime(2024, 1, 1), NOTE, SAMPLER.sample(9))\n"
+            "    rows = readings.where(\"state <> 'now()' AND `current_date` > 1 -- not rand()\")\n"
+            "    rows = rows.where(F.col('state') == NOTE).where(F.col('state').isin('now()'))\n"
+            "    rows = rows.select('now', F.col('current_date'))\n"
+            "    return pick(rows, random.Random(7), now=1)\n\n"
+            "import random, time, uuid\nfrom datetime import datetime\n"
+            "import numpy as np\nimport pandas as pd\nfrom pyspark.sql import functions as F\n"
+            "WEIGHTS = random.Random(7).sample([1, 2], 1)\n"
+            "NOTE = 'as of current_date()'\n"
+            "def pick(rows, rng: random.Random, now, time=None):\n"
+            "    return rows.where(f'kwh > {rng.sample([1, now], 1)[0]} OR {time.time} IS NULL')\n"
+            "class Sampler:\n"
+            "    def sample(self, number): return number\n"
+            "    def created_at(self): return datetime.now()\n"
+            "SAMPLER = Sampler()\nLOADED_AT = datetime.now()\n"
+            "def report(): return random.random(), LOADED_AT, F.rand()\nTABLES",
         ),
     ],
 )
@@ -477,3 +681,20 @@ def test_a_mistake_is_refused_in_a_sentence(imported, right, wrong, said):
     assert "\n" not in text
     if isinstance(refused.value.__cause__, DeclarationError | ValueError):
         assert re.search(r"\(.*mistakes_.*\.py, line \d+\)$", text), "it names the file"
+
+
+def test_a_function_is_read_through_the_modules_of_its_project(tmp_path, monkeypatch):
+    # Installed as a wheel is: what is in `site-packages` is read if the tables are there, too.
+    package = tmp_path / "site-packages" / f"read_{tmp_path.name}".replace("-", "_")
+    package.mkdir(parents=True)
+    monkeypatch.syspath_prepend(package.parent)
+    body = "    return since(readings, days.FIRST)\n\nfrom . import days, since\nTABLES"
+    (package / "tables.py").write_text(MODULE.replace(BODY, body))
+    (package / "days.py").write_text("from .clocks import *\nFIRST = start() - 7\n")
+    (package / "clocks.py").write_text("import time\n\n\ndef start():\n    return time.time()\n")
+    (package / "__init__.py").write_text("from .since import since\n")
+    (package / "since.py").write_text("def since(rows, day): return rows.where(f'kwh > {day}')\n")
+    with pytest.raises(
+        SettingsError, match=r"`time\.time\(\)` in .*clocks\.py, line 5, gives other"
+    ):
+        load_tables(f"{package.name}.tables:TABLES")

@@ -227,6 +227,12 @@ class Derived(Table):
         return {**self.reads, **self.published}
 
     @property
+    def functions(self) -> Sequence[Callable[..., DataFrame]]:
+        """The functions of the project that decide its rows, and whether they are published."""
+        requests = [answers.of for answers in self.answers.values()]
+        return [self.transform, *requests, *(check.find for check in self.forbidden)]
+
+    @property
     def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:
         """Its inputs without days, and the tables of answers."""
         return [

@@ -26,7 +26,7 @@ from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
 from backfill_assets.tables.derived import Derived, versions_in
-from backfill_assets.tables.repeatable import find_unrepeatable_call
+from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Dependency, Inputs, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -333,6 +333,7 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
             f"it is {describe_value(listed)}: give a list, as {attribute} = [VISITS, visits_7d]",
         )
     tables: dict[str, Table] = {}
+    code = RepeatableCode()
     for table in _expand_sources(listed.values() if isinstance(listed, Mapping) else listed):
         if not isinstance(table, Table):
             raise _settings_error(
@@ -341,7 +342,7 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
             )
         if table.name in tables:
             raise _settings_error(tables_path, f"two tables are named {table.name}")
-        if isinstance(table, Derived) and (call := find_unrepeatable_call(table.transform)):
+        if isinstance(table, Derived) and (call := code.find_unrepeatable_call(table.functions)):
             raise _settings_error(tables_path, f"{table.name}: {call}")
         tables[table.name] = table
     return tables
