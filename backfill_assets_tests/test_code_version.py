@@ -367,7 +367,7 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
 
 
 def test_a_version_can_be_read(project):
-    assert table_versions(TABLES)["raw_orders"] == "raw-1-package-1"
+    assert table_versions(TABLES)["raw_orders"] == "raw-2-package-1"
     kind, number, digest = table_code().tables["spend"].split("-")
     assert (kind, number, len(digest)) == ("derived", "1", 12)
     assert table_code().table_version("another") == table_code().version

@@ -23,6 +23,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as reading
 from backfill_assets.landing.files import Control, LandingFiles, probe_files, read_lines
 from backfill_assets.landing.listing import LandingError
+from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
@@ -183,12 +184,12 @@ RECORDS: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (csv_record('x"y'), None),
     (csv_record('x""y'), None),
     (csv_record('""x'), None),
-    (csv_record('"x'), None),
     (csv_record('x"'), None),
     (csv_record('"x" '), None),
     (csv_record(' "x"'), None),
-    (csv_record('"'), None),
     (csv_record('"x"\u2028'), None),
+    # Spark's parser would drop it.
+    (csv_record('"o\x001"'), None),
     # Too many fields and too few.
     (csv_record() + b",", None),
     (csv_record() + b",x,y", None),
@@ -198,6 +199,24 @@ RECORDS: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (b"," * 25_000, None),
     (csv_record().replace(b"c1", b"c\xff"), None),
     (b"\xef\xbb", None),
+]  # fmt: skip
+
+
+# The same with line breaks in quotes, as the writers of Python and Excel make them.
+MULTILINE: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
+    (csv_record("m0"), ("m0", "c1", "1.50")),
+    (csv_record('"m\n1"'), ("m\n1", "c1", "1.50")),
+    (csv_record("m2", '"a\r\n \t\r\n\n""\r, b"'), ("m2", 'a\r\n \t\r\n\n"\r, b', "1.50")),
+    # What looks like a record, or like the header, is text.
+    (csv_record("m3", f'"x\n{csv_record("m4").decode()}\ny"'), ("m3", f"x\n{csv_record('m4').decode()}\ny", "1.50")),
+    (csv_record("m5", f'"x\n{HEADER.decode()}\n"'), ("m5", f"x\n{HEADER.decode()}\n", "1.50")),
+    (csv_record("m6\x00", "\u00fc\U0001f600"), ("m6\x00", "\u00fc\U0001f600", "1.50")),
+    (csv_record("m7", '"a\nb"', "1,50"), None),
+    (csv_record("m8", '"a\nb"', "x"), None),
+    (csv_record("m9", '"a\nb"').replace(b"a", b"\xff"), None),
+    (csv_record("m10").replace(b"c1", b"c\xff"), None),
+    (csv_record("m11", '"a\n\x00b"'), None),
+    (csv_record('"x"y'), None),
 ]  # fmt: skip
 
 
@@ -364,6 +383,10 @@ def write_everything(landing: Path) -> None:
         gzip.compress(json_line(order_id="z2") + b"\n") + gzip.compress(json_line(order_id="z3"))
     )
 
+    for name in ("multiline.csv", "multiline.csv.gz"):
+        texts = (line for line, _ in MULTILINE)
+        csv_file(landing, name, MARK + HEADER, b"", *texts, MARK + HEADER, b"", end=b"\r\n")
+    csv_file(landing, "multiline-header.csv", HEADER + b',"more\nof it"', csv_record("m12") + b",x")
     csv_file(landing, "zipped.csv.gz", MARK + HEADER, csv_record("z4"), end=b"\r\n")
     csv_file(landing, "header-only.csv", HEADER)
     (day_folder / "header-no-end.csv").write_bytes(HEADER)
@@ -492,7 +515,15 @@ def rejected_rows(everything: dict, name: str) -> Counter:
     )
 
 
-@pytest.mark.parametrize(("name", "lines"), [("lines.jsonl", JSON_LINES), ("records.csv", RECORDS)])
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("lines.jsonl", JSON_LINES),
+        ("records.csv", RECORDS),
+        ("multiline.csv", MULTILINE),
+        ("multiline.csv.gz", MULTILINE),
+    ],
+)
 def test_lines_by_hand(everything: dict, name: str, lines: list) -> None:
     assert accepted_rows(everything, name) == Counter(x for _, x in lines if x is not None)
     assert rejected_rows(everything, name) == Counter(
@@ -533,7 +564,7 @@ def test_timestamps_of_parquet_are_exact(everything: dict) -> None:
 
 
 def test_csv_headers_by_hand(everything: dict) -> None:
-    expected = {"header-late.csv": "h1", "header-spaced.csv": "h4", "header-quoted.csv": "h5", "header-odd.csv": "h6", "blank-then-header.csv": "h9", "zipped.csv.gz": "z4"}  # fmt: skip
+    expected = {"header-late.csv": "h1", "header-spaced.csv": "h4", "header-quoted.csv": "h5", "header-odd.csv": "h6", "blank-then-header.csv": "h9", "zipped.csv.gz": "z4", "multiline-header.csv": "m12"}  # fmt: skip
     for name, order_id in expected.items():
         assert accepted_rows(everything, name) == {(order_id, "c1", "1.50"): 1}, name
         assert not rejected_rows(everything, name), name
@@ -737,6 +768,33 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
         (make_folder(alone) / name).write_bytes((make_folder(tmp_path) / name).read_bytes())
         with pytest.raises(OSError, match="no header of orders"):
             run_model(alone, start=DAY, end=WINDOW.end, window_days=7, timezone=ZONE)
+
+
+def test_a_csv_file_whose_quotes_are_not_sure_is_broken(spark, tmp_path: Path) -> None:
+    """A quote that is out of place may begin text that is none: lines would be lost in it."""
+    lines = [csv_record(f"{n}") for n in range(9)]
+    stray = csv_record("stray", '"x')
+    broken = {
+        "no-end.csv": [*lines, stray, *lines],
+        "no-end.csv.gz": [*lines, stray, *lines],
+        "no-end-of-last.csv": [*lines, stray],
+        "end-out-of-place.csv": [*lines, stray, *lines, csv_record("o1", '"x"')],
+        "long.csv": [*lines, csv_record("o1", f'"{"x" * 600}\n{"y" * 600}"')],
+        "large.csv": [csv_record("o1", '"x\ny"'), *(csv_record("z" * 900) for _ in range(40))],
+    }
+    for name, content in broken.items():
+        csv_file(tmp_path, name, HEADER, *content)
+    csv_file(tmp_path, "whole.csv", HEADER, *lines, csv_record('"x"y'))
+    limits = SizeLimits(max_line=1000, max_expanded=1 << 20, max_control=1000)
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW, limits=limits)
+    reasons = {file.name: reason for file, reason in listed.broken.items()}
+    assert reasons.keys() == broken.keys()
+    text = "LandingError: it has text in quotes over several lines, "
+    assert all(reason.startswith(text) for reason in reasons.values())
+    assert "and more than 32,000 bytes (32 times BACKFILL_ASSETS_MAX_LINE)" in reasons["large.csv"]
+    assert f": it is {stray.decode()}\\n" in reasons["no-end.csv"]
+    assert listed.line_counts[f"arrival_date={DAY}/whole.csv"] == 10
+    assert [file.name for file in listed.files] == ["whole.csv"]
 
 
 def test_a_folder_has_only_so_many_headers(spark, tmp_path: Path, monkeypatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import re
 from datetime import date
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from backfill_assets.backfills import planner
 from backfill_assets.backfills.backfill_plan import plan_facts
 from backfill_assets.backfills.planner import MAX_SAMPLED_FILES
+from backfill_assets.landing.formats import csv_texts, open_line_pattern
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.samples import MOST_LINES, sample_values
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order
@@ -66,6 +70,44 @@ def test_the_values_of_lines_of_each_format(tmp_path):
         **dict.fromkeys(("a.json", "b.jsonl.gz", "c.csv", "d.csv.gz", "e.parquet"), expected),
         "f.parquet": without,
     }
+
+
+RECORDS = b"""a,b,c
+1,"x
+y",2\r\n\r\n3,"he said ""hi""\r\n\r\n4,5,6\r",7
+8,x"y,9\r10,"z"q,11
+\xef\xbb\xbf"12","\xff
+",14
+15,"open
+16,,17"""
+
+
+def test_the_records_of_csv_are_those_of_other_readers():
+    records = [*csv_texts(RECORDS, ",")]
+    text = RECORDS.replace(b"\xef\xbb\xbf", b"").decode(errors="replace")
+    expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    assert [next(csv.reader(io.StringIO(record, newline=""))) for record in records] == expected
+    assert [*csv_texts(RECORDS, ",", end=False)] == records[:-1]
+    # A line by itself ends in quotes if, and only if, more belongs to it.
+    opens = re.compile(open_line_pattern(","))
+    first_lines = [re.split(r"[\r\n]", record)[0] for record in records]
+    assert [line != record for line, record in zip(first_lines, records, strict=True)] == [
+        bool(opens.search(line)) for line in first_lines
+    ]
+    lines = {"": False, '""': False, '"a"b,"c"': False, 'a"b,"c': True, 'a,"b""': True, '"': True}
+    assert {line: bool(opens.search(line)) for line in lines} == lines
+
+
+def test_of_text_in_quotes_over_several_lines_no_line_is_sampled(tmp_path):
+    header = "order_id,order_ts,amount,ingestion_ts,customer_id"
+    record = '1,x,1.50,y,"c\n2,x,7.00,y,inner"\n'
+    put_file(tmp_path, "a.csv", f"{header}\n{record}".encode())
+    # In a part of a large file, nothing tells where the text begins.
+    long_text = "\n".join(["2,x,7.00,y,inner"] * 100_000)
+    put_file(tmp_path, "b.csv", f'{header}\n{record * 9}3,x,2,y,"{long_text}"\n{record}'.encode())
+    result = read_samples(tmp_path)
+    assert result["a.csv"] == [("c\n2,x,7.00,y,inner", "1.50")]
+    assert {*result["b.csv"]} == {("c\n2,x,7.00,y,inner", "1.50")}
 
 
 def test_a_file_that_cannot_be_read_says_why_and_the_others_are_read(tmp_path):

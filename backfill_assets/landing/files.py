@@ -8,7 +8,7 @@ text, or values of a Parquet column; what they mean (a timestamp, money, a log d
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
@@ -107,7 +107,8 @@ class LandingFiles:
         controls: by arrival day, the source's own totals, if sent.
         control_problems: by arrival day, why its control file cannot be used.
         line_counts: non-blank data lines, without headers, by the file's name in the tables.
-        headers: the first line of CSV files.
+        headers: the first record of CSV files.
+        multiline: the CSV files in which text in quotes goes over several lines.
         columns: the columns of Parquet files.
         limits: size limits of the files.
     """
@@ -121,6 +122,7 @@ class LandingFiles:
     control_problems: dict[date, str] = field(default_factory=dict)
     line_counts: Mapping[str, int] = field(default_factory=dict)
     headers: dict[LandingFile, str] = field(default_factory=dict)
+    multiline: set[LandingFile] = field(default_factory=set)
     columns: dict[LandingFile, ParquetColumns] = field(default_factory=dict)
     limits: SizeLimits = field(default_factory=SizeLimits.default_limits)
 
@@ -244,9 +246,24 @@ def probe_files(
     landing_files = _probe_all(
         landing, source, days, listing, limits or SizeLimits.default_limits()
     )
-    landing_files.line_counts = retry_without_bad_files(
-        spark, landing_files, lambda part: _count_lines(spark, source, part)
-    )
+    count_part = partial(_count_lines, spark, source)
+    counts = retry_without_bad_files(spark, landing_files, count_part)
+    for file in [*landing_files.files]:
+        row = counts.get(file.source_file)
+        if row is None or row["doubtful"] is None:
+            continue
+        if reason := landing_files.limits.whole_file_problem(row["bytes"]):
+            landing_files.drop_file(file, reason)
+        else:
+            landing_files.multiline.add(file)
+    if landing_files.multiline:
+        records = replace(landing_files, files=[*landing_files.multiline])
+        counts |= retry_without_bad_files(spark, records, count_part)
+        for file in landing_files.multiline - landing_files.broken.keys():
+            if text := counts[file.source_file]["doubtful"]:
+                landing_files.broken[file] = formats.describe_doubtful(text)
+        landing_files.files = [f for f in landing_files.files if f not in landing_files.broken]
+    landing_files.line_counts = {name: row["lines"] for name, row in counts.items()}
     return landing_files
 
 
@@ -498,36 +515,58 @@ def _file_urls(files: Iterable[LandingFile]) -> list[str]:
     return [file.url for file in files]
 
 
+def _csv_texts(
+    spark: SparkSession, source: Source, landing_files: LandingFiles
+) -> Iterator[tuple[str, bool, DataFrame]]:
+    """Yield the texts of CSV files: header, whether they are multi-line records, and the frame."""
+    max_bytes = landing_files.limits.max_line
+    for header, files in _files_by_header(landing_files).items():
+        if multiline := _file_urls(file for file in files if file in landing_files.multiline):
+            yield header, True, formats.multiline_records(spark, source, multiline, header)
+        if lines := _file_urls(file for file in files if file not in landing_files.multiline):
+            yield header, False, formats.text_lines(spark, source, lines, max_bytes, header)
+
+
 def _count_lines(
     spark: SparkSession, source: Source, landing_files: LandingFiles
-) -> dict[str, int]:
+) -> dict[str, Row]:
     """Lines by file, from a separate scan that does not parse the lines.
 
     These counts check that no line is lost. Every byte is read, so a truncated file is found here.
+
+    Returns:
+        By file `lines`, their `bytes`, and of a CSV file the `doubtful` text, see `doubtful_text`.
     """
     frames = []
+    max_bytes = landing_files.limits.max_line
+    nothing = F.lit(None).cast("string").alias("doubtful")
+    size, untouched = F.octet_length(formats.TEXT).alias("bytes"), F.lit(0).alias("touched")
     if json_files := _json_files(landing_files):
-        lines = formats.text_lines(
-            spark, source, _file_urls(json_files), landing_files.limits.max_line
-        )
-        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
-    for header, files in _files_by_header(landing_files).items():
-        lines = formats.text_lines(
-            spark, source, _file_urls(files), landing_files.limits.max_line, header
-        )
-        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
+        lines = formats.text_lines(spark, source, _file_urls(json_files), max_bytes)
+        frames.append(lines.select("source_file", untouched, size, nothing))
+    for _, multiline, texts in _csv_texts(spark, source, landing_files):
+        doubtful = formats.doubtful_text(source, max_bytes, multiline=multiline)
+        frames.append(texts.select("source_file", untouched, size, doubtful.alias("doubtful")))
     for columns, files in _files_by_columns(landing_files).items():
         rows = parquet.parquet_rows(spark, _file_urls(files), columns)
         frames.append(
             rows.select(
-                formats.origin_columns(source)[1], parquet.decoding_hash(columns).alias("touched")
+                formats.origin_columns(source)[1],
+                parquet.decoding_hash(columns).alias("touched"),
+                F.lit(0).alias("bytes"),
+                nothing,
             )
         )
     if not frames:
         return {}
     by_file = _union_all(frames).groupBy("source_file")
-    counts = by_file.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect()
-    return {row["source_file"]: row["lines"] for row in counts}
+    counts = by_file.agg(
+        F.count(F.lit(1)).alias("lines"),
+        F.max("touched"),
+        F.sum("bytes").alias("bytes"),
+        F.min("doubtful").alias("doubtful"),
+    ).collect()
+    return {row["source_file"]: row for row in counts}
 
 
 def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> list[DataFrame]:
@@ -543,24 +582,11 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
     text_frames: list[DataFrame] = []
     typed_frames: list[DataFrame] = []
     if json_files := _json_files(landing_files):
-        text_frames.append(
-            formats.json_lines(
-                formats.text_lines(
-                    spark, source, _file_urls(json_files), landing_files.limits.max_line
-                ),
-                source,
-            )
-        )
-    for header, files in _files_by_header(landing_files).items():
-        text_frames.append(
-            formats.csv_records(
-                formats.text_lines(
-                    spark, source, _file_urls(files), landing_files.limits.max_line, header
-                ),
-                header,
-                source,
-            )
-        )
+        max_bytes = landing_files.limits.max_line
+        lines = formats.text_lines(spark, source, _file_urls(json_files), max_bytes)
+        text_frames.append(formats.json_lines(lines, source))
+    for header, _, texts in _csv_texts(spark, source, landing_files):
+        text_frames.append(formats.csv_records(texts, header, source))
     files_by_columns = _files_by_columns(landing_files)
     as_text = len(files_by_columns) > MOST_TYPED_FRAMES
     for columns, files in files_by_columns.items():

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from uuid import uuid4
 
@@ -62,11 +62,34 @@ def text_lines(
     # Hadoop's reader includes the line end, and reads lines shorter than this.
     reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
     lines = reader.options(**read_options(urls)).text([*urls])
-    value, text = F.col("value"), F.col(TEXT)
+    lines = lines.select(*origin_columns(source), F.col("value").alias(TEXT))
+    return _nonblank_texts(lines, header)
+
+
+def multiline_records(
+    spark: SparkSession, source: Source, urls: Sequence[str], header: str
+) -> DataFrame:
+    """The records of CSV files in which text in quotes goes over several lines, as `text_lines`.
+
+    Spark holds each file in memory, several times. (Its own reader of such files loses the text of
+    a record, and takes bytes that are not UTF-8 for others.)
+    """
+    files = spark.read.options(**read_options(urls)).text([*urls], wholetext=True)
+    # Each byte is a character of Latin-1, so text that is not UTF-8 stays as it is.
+    characters = F.decode(F.col("value").cast("binary"), "ISO-8859-1")
+    records = F.regexp_extract_all(characters, F.lit(record_pattern(source.delimiter)), F.lit(1))
+    text = F.encode("record", "ISO-8859-1").cast("string").alias(TEXT)
+    exploded = files.select(*origin_columns(source), F.explode(records).alias("record"))
+    return _nonblank_texts(exploded.select("arrival_date", "source_file", text), header)
+
+
+def _nonblank_texts(lines: DataFrame, header: str | None) -> DataFrame:
+    """The lines without byte-order marks, without blank ones and without those of the header."""
+    text = F.col(TEXT)
     # Concatenated files have byte-order marks in the middle. (Not `ltrim`, which also removes parts
     # of a mark.)
-    marked = F.when(value.startswith(BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
-    lines = lines.select(*origin_columns(source), marked.otherwise(value).alias(TEXT))
+    marked = F.when(text.startswith(BYTE_ORDER_MARK), F.expr(f"substring({TEXT}, 2)"))
+    lines = lines.withColumn(TEXT, marked.otherwise(text))
     # Lines that begin with a visible character need no trimming, which is slow.
     starts_with_text, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
     lines = lines.where(starts_with_text | (trimmed != ""))
@@ -99,47 +122,97 @@ def missing_field(name: str) -> Column:
 
 # A correctly quoted field; `*+` because Java recurses for each repetition of a plain `*`.
 _QUOTED = r'(^|{0})"[^"]*+(?:""[^"]*+)*+"(?={0}|\z)'
+# The end of a text, in Java and Python.
+_END = r"(?![\s\S])"
+# A field in quotes up to what ends it.
+_IN_QUOTES = r'"[^"]*+(?:""[^"]*+)*+'
+# Any field: in quotes, which may lack an end or be followed by what is out of place; or without.
+_FIELD = rf'(?:{_IN_QUOTES}(?:"[^{{0}}\r\n]*+|{_END})|(?!")[^{{0}}\r\n]*+)'
+_MARK_BYTES = r"(?:\xef\xbb\xbf)?+"
 # Spark's CSV parser fails the whole job on a record with more fields than 20480.
 _MOST_FIELDS = 20_000
 # Maximum characters of a header in a message.
 _EXCERPT_LENGTH = 120
 
 
+def record_pattern(delimiter: str) -> str:
+    """A pattern for a CSV record up to its end, of bytes as characters; the record is group 1.
+
+    It matches any text, so that no byte is left out. A line break in quotes does not end a record.
+    """
+    separator = re.escape(delimiter)
+    field = _FIELD.format(separator)
+    return rf"({_MARK_BYTES}{field}(?:{separator}{field})*+)(?:\r\n|[\r\n]|{_END})"
+
+
+def open_line_pattern(delimiter: str) -> str:
+    """A pattern for a line that ends in quotes: its record goes on in the next line."""
+    separator = re.escape(delimiter)
+    return rf"\A(?:{_FIELD.format(separator)}{separator})*+{_IN_QUOTES}{_END}"
+
+
+def doubtful_text(source: Source, max_bytes: int, *, multiline: bool) -> Column:
+    """The beginning of a line or record that ends in quotes, so it may go on; null if it does not.
+
+    Args:
+        source: whose files they are.
+        max_bytes: the length that no record may exceed.
+        multiline: whether the texts are records: then one over several lines is doubtful, too, if
+            a quote is out of place, as it may begin what is no text in quotes.
+    """
+    text = F.col(TEXT)
+    doubtful = text.contains('"') & text.rlike(open_line_pattern(source.delimiter))
+    if multiline:
+        unsure = has_loose_quotes(source.delimiter) | (F.octet_length(text) > max_bytes)
+        doubtful |= text.rlike(r"[\r\n]") & unsure
+    return F.when(doubtful, F.make_valid_utf8(F.substring(text, 1, _EXCERPT_LENGTH + 1)))
+
+
+def describe_doubtful(text: str) -> str:
+    """Why a file with a doubtful record over several lines cannot be read."""
+    return (
+        "LandingError: it has text in quotes over several lines, but there is a quote out of place "
+        "or without an end, or the text is longer than a line may be. Quote it as RFC 4180 says"
+        f"{_header_excerpt(text)}"
+    )
+
+
 def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> str | None:
-    """The first non-blank line, split as Spark's text reader does; None if all lines are blank.
+    """The first non-blank record; None if all lines are blank.
 
     Raises:
         LandingError: it is not a header with each required field once.
     """
-    header = _first_line(filesystem, path)
+    header = _first_record(filesystem, path, source.delimiter)
     if header is not None:
         header_columns(header, source)
     return header
 
 
-def _first_line(filesystem: pafs.FileSystem, path: str) -> str | None:
-    """The first non-blank line, None if there is none; one longer than 1 MiB may be cut."""
+def _first_record(filesystem: pafs.FileSystem, path: str, delimiter: str) -> str | None:
+    """The first non-blank record, None if there is none; one longer than 1 MiB may be cut."""
     compression = "gzip" if path.endswith(".gz") else None
     head = b""
     with filesystem.open_input_stream(path, compression=compression) as stream:
         while chunk := stream.read(65536):
             head += chunk
             # The text after the last line end may continue in the next chunk.
-            if (line := _first_nonblank(_split_lines(head)[:-1])) is not None:
-                return line
-            if len(head) > 1 << 20:
-                break
-    return _first_nonblank(_split_lines(head))
+            record = next(csv_texts(head, delimiter, end=False), None)
+            if record is not None or len(head) > 1 << 20:
+                return record or next(csv_texts(head, delimiter), None)
+    return next(csv_texts(head, delimiter), None)
 
 
-def _split_lines(data: bytes) -> list[bytes]:
-    return re.split(rb"\r\n|\n|\r", data)
+def csv_texts(data: bytes, delimiter: str, *, end: bool = True) -> Iterator[str]:
+    """The non-blank records of a part of a CSV file that begins with one.
 
-
-def _first_nonblank(lines: Iterable[bytes]) -> str | None:
+    Unless it is the end of the file, the last one, which may go on, is left out.
+    """
     mark = BYTE_ORDER_MARK.encode()
-    unmarked = (line.removeprefix(mark) for line in lines)
-    return next((line.decode(errors="replace") for line in unmarked if line.strip()), None)
+    for match in re.finditer(record_pattern(delimiter).encode("latin-1"), data):
+        record = match[1].removeprefix(mark)
+        if record.strip() and (end or match.end() < len(data)):
+            yield record.decode(errors="replace")
 
 
 def header_columns(header: str, source: Source) -> list[str]:
@@ -210,13 +283,11 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
     delimiters = F.regexp_count(text, F.lit(delimiter))
     narrow = (F.length(text) < _MOST_FIELDS) | (delimiters < _MOST_FIELDS)
     frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
-    loose_quotes = text.contains('"') & F.regexp_replace(
-        text, _QUOTED.format(delimiter), "$1"
-    ).contains('"')
     misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
     problem = (
         F.when(~F.is_valid_utf8(text), "not UTF-8")
-        .when(loose_quotes, "a quote out of place")
+        .when(has_loose_quotes(source.delimiter), "a quote out of place")
+        .when(_has_quoted_nul(source.delimiter), "a NUL in quotes")
         .when(misfit, f"not {len(names)} fields as in the header")
     )
     return frame.select(
@@ -226,6 +297,23 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
         *map(field_column, source.fields),
         problem.alias(PROBLEM),
     )
+
+
+def has_loose_quotes(delimiter: str) -> Column:
+    """Whether a record has a quote that is not of a correctly quoted field."""
+    return F.col(TEXT).contains('"') & _unquoted_text(delimiter).contains('"')
+
+
+def _has_quoted_nul(delimiter: str) -> Column:
+    """Whether a field in quotes has a NUL, which Spark's parser drops."""
+    text, nul = F.col(TEXT), F.lit(r"\x00")
+    quoted_count = F.regexp_count(text, nul) - F.regexp_count(_unquoted_text(delimiter), nul)
+    return text.contains("\0") & text.contains('"') & (quoted_count > 0)
+
+
+def _unquoted_text(delimiter: str) -> Column:
+    """A record without its correctly quoted fields."""
+    return F.regexp_replace(TEXT, _QUOTED.format(re.escape(delimiter)), "$1")
 
 
 #: The field at the end of a line's envelope. It is random, so that no line can contain it: such a

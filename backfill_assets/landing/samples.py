@@ -17,7 +17,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from backfill_assets.landing.formats import BYTE_ORDER_MARK, header_columns, read_header
+from backfill_assets.landing.formats import (
+    BYTE_ORDER_MARK,
+    csv_texts,
+    header_columns,
+    read_header,
+)
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.spark.filesystems import open_store
@@ -30,6 +35,7 @@ _PIECES, _PIECE_BYTES = 4, 256 << 10
 #: Timeout in seconds for the Parquet files of a sample.
 _TIMEOUT_SECONDS = 60
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_LINE_BREAK = re.compile(r"[\r\n]")
 #: Errors of a file that cannot be read.
 _UNREADABLE = (OSError, EOFError, ValueError, pa.ArrowException, LandingError, RecursionError)
 
@@ -61,16 +67,30 @@ def _sample_text(
     filesystem: pafs.FileSystem, entry: ListedFile, source: Source, fields: Sequence[str]
 ) -> Iterator[Values]:
     """Yield the fields of at most `MOST_LINES` lines, evenly spread over the sampled lines."""
-    lines = [*_sample_lines(filesystem, entry)]
-    spread = lines[:: -(-len(lines) // MOST_LINES) or 1]
     if not entry.path.removesuffix(".gz").endswith(".csv"):
-        yield from filter(None, (_json_values(line, fields) for line in spread))
+        lines = _spread_evenly([*_sample_lines(filesystem, entry)])
+        yield from filter(None, (_json_values(line, fields) for line in lines))
         return
     header = read_header(filesystem, entry.path, source)
     names = header_columns(header, source) if header else []
-    for line in spread:
+    for line in _spread_evenly(_sample_records(filesystem, entry, source.delimiter)):
         if line != header and (values := _csv_values(line, names, source)):
             yield tuple(values.get(name) or None for name in fields)
+
+
+def _spread_evenly(lines: list[str]) -> list[str]:
+    return lines[:: -(-len(lines) // MOST_LINES) or 1]
+
+
+def _sample_records(filesystem: pafs.FileSystem, entry: ListedFile, delimiter: str) -> list[str]:
+    """The whole, non-blank records in the sampled parts of a CSV file.
+
+    A part may begin in text in quotes over several lines. So of a file with such text, only the
+    beginning is sampled.
+    """
+    pieces = [[*csv_texts(piece, delimiter)] for piece in _read_pieces(filesystem, entry)]
+    records = [record for piece in pieces for record in piece]
+    return pieces[0] if any(map(_LINE_BREAK.search, records)) else records
 
 
 def _sample_lines(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[str]:

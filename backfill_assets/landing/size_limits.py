@@ -26,6 +26,8 @@ _MOST_FOOTER = 64 << 20
 _MOST_COLUMNS = 20_000
 #: Maximum expanded size of a row group, in lines of `max_line` bytes: Spark holds it in memory.
 _LINES_OF_A_GROUP = 1024
+#: Maximum expanded size of a file that Spark can only read whole, in the same lines.
+_LINES_OF_A_WHOLE_FILE = 32
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ class SizeLimits:
         elif entry.size > self.max_line:
             with filesystem.open_input_file(entry.path) as file:
                 self._check_plain(file)
+
+    def whole_file_problem(self, size: int) -> str:
+        """Why a file of this expanded size is not held in memory whole; empty if it may be."""
+        if size <= (max_bytes := self.max_line * _LINES_OF_A_WHOLE_FILE):
+            return ""
+        return (
+            f"LandingError: it has text in quotes over several lines, and more than {max_bytes:,} "
+            f"bytes ({_LINES_OF_A_WHOLE_FILE} times {PREFIX}MAX_LINE): write smaller files"
+        )
 
     def _check_plain(self, file: pa.NativeFile) -> None:
         """Search a line end within the maximum length of each line, backwards from its far end."""

@@ -325,9 +325,30 @@ def _read_lines(path: Path) -> Iterator[_Landed]:
         return _parquet_lines(data)
     # Bytes know only \n, \r\n and \r as line ends; text would also split at others.
     # Files that were put together from several have a byte-order mark within.
-    lines = [line.removeprefix(_BYTE_ORDER_MARK) for line in data.splitlines()]
+    texts = _csv_records(data) if name.endswith(".csv") else data.splitlines()
+    lines = [line.removeprefix(_BYTE_ORDER_MARK) for line in texts]
     lines = [line for line in lines if line.strip()]
     return _csv_lines(lines) if name.endswith(".csv") else map(_json_line, lines)
+
+
+def _csv_records(data: bytes) -> Iterator[bytes]:
+    """Cut a file at its line ends, but not at those within a field in quotes."""
+    state, begin, position = "field begins", 0, 0
+    while position < len(data):
+        if position == begin and data.startswith(_BYTE_ORDER_MARK, position):
+            position += len(_BYTE_ORDER_MARK)
+        character = data[position : position + 1]
+        position += 1
+        if state == "in quotes":
+            state = "quote" if character == b'"' else "in quotes"
+        elif character == b'"' and state in ("field begins", "quote"):
+            state = "in quotes"
+        elif character in (b"\r", b"\n"):
+            yield data[begin : position - 1]
+            state, begin = "field begins", position
+        else:
+            state = "field begins" if character == b"," else "in a field"
+    yield data[begin:]
 
 
 def _json_line(line: bytes) -> _Landed:
@@ -365,7 +386,7 @@ def _csv_lines(lines: list[bytes]) -> Iterator[_Landed]:
         except UnicodeDecodeError:
             yield _Landed(text, None, "not UTF-8")
             continue
-        if values is None:
+        if values is None or any("\0" in quoted for quoted, _ in _CSV_FIELD.findall(text)):
             yield _Landed(text, None, "not CSV")
         elif len(values) != len(header):
             yield _Landed(text, None, "wrong number of fields")
