@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -31,7 +32,7 @@ from backfill_assets.assets.raw_rows import (
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
-from backfill_assets.landing.formats import careful_patterns, number_pattern
+from backfill_assets.landing.formats import careful_patterns, member_pattern, number_pattern
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
@@ -76,7 +77,7 @@ READ = {
     "paid": Decimal("1.500"),
     "logged_in": True,
     "signed_up": date(2020, 2, 29),
-    "properties": '{"page":"/","seconds":[1,2]}',
+    "properties": '{"page": "/", "seconds": [1, 2]}',
 }
 
 # A field as JSON, and its value or the reason of rejection.
@@ -128,11 +129,20 @@ JSON = [
     *(("signed_up", x, "bad signed_up: not a date as 2024-01-31") for x in ('"0000-12-31"', '"10000-01-01"', '"2023-02-29"', '"2024-1-2"', '"2024-01-02T00:00"', '"2024-01"', "20240102", "true", '"2024-01-02\\n"', r'"\ud800"')),
     ("properties", "null", None),
     ("properties", "{}", "{}"),
-    ("properties", '[{"a": null}, "\u00e9"]', '[{"a":null},"\u00e9"]'),
+    # As it is written: every digit, blank and escape.
+    *(("properties", x, x) for x in ('[{"a": null}, "\u00e9"]', '[12345678901234567.89, 1e400, 1.10, -0.0, 1E+2]', r'{ "\u00e9" : "\/\"}{\ud800" }', "1.10", "1e400", "-0", "[" * 64 + "]" * 64)),
+    ("properties", '1, "properties" :\t[ ] ', "[ ]"),
+    ("properties", r'null, "pr\u006Fperties": {"properties": [1.0 ]}', '{"properties": [1.0 ]}'),
+    # Also in a line with a number of many digits.
+    ("properties", '[1.10 ], "paid": 1.50000000000000000000', "[1.10 ]"),
+    ("properties", "[" * 65 + "]" * 65, "bad properties: nested more than 64 levels"),
+    ("properties", r'"\ud800"', "half a surrogate pair"),
+    ("properties", r'"{\"a\": \"\udc00\"}"', "half a surrogate pair"),
+    ("properties", r'"[\"\\ud83d\\ude00\"]"', r'["\ud83d\ude00"]'),
     ("properties", "17", "17"),
     ("properties", "true", "true"),
     # Numbers within are not put in quotes, nor taken for fields.
-    ("properties", '{"visit_id": 5, "paid": 3, "clicks": -1}', '{"visit_id":5,"paid":3,"clicks":-1}'),
+    ("properties", '{"visit_id": 5, "paid": 3, "clicks": -1}', '{"visit_id": 5, "paid": 3, "clicks": -1}'),
     # A string is JSON text already, as in CSV.
     ("properties", r'"{\"a\": 1.50}"', '{"a": 1.50}'),
     ("properties", '"text"', "bad properties: not JSON"),
@@ -357,6 +367,23 @@ def test_the_patterns_of_orders() -> None:
         r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
         r'|(?:amount)"[ \t]*:[ \t]*))'
     )
+
+
+def test_the_pattern_of_a_member_finds_the_last_one_at_the_top() -> None:
+    pattern = re.compile(member_pattern("a_b"))
+    values = {
+        '{"a_b":1.10}': "1.10",
+        ' { "x" : [ { "a_b" : 1 } ] , "a_b" : {"a_b" : [1e400, "]}"]}, "y" : "a_b" }': '{"a_b" : [1e400, "]}"]}',
+        r'{"a\u005Fb":"\"a_b\":2,","x\"":3}': r'"\"a_b\":2,"',
+        '{"a_b":1,"a_b":null}': "null",
+        '{"A_b":1,"x":"\\"","aXb":2}': None,
+        "{ }": None,
+        '{"a_b":' + "[" * 64 + "]" * 64 + "}": "[" * 64 + "]" * 64,
+    }
+    matches = {text: pattern.search(text) for text in values}
+    assert {text: match and match[1] for text, match in matches.items()} == values
+    assert all(match and match[0] == text for text, match in matches.items())
+    assert not pattern.search('{"a_b":' + "[" * 65 + "]" * 65 + "}")
 
 
 class Clock(pa.DataFrameModel):

@@ -326,6 +326,8 @@ _LONE_SURROGATE = (
     r"|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
 )
 _ESCAPED_CHARACTER = r"\u"
+# Java recurses for each level.
+_MOST_LEVELS = 64
 # Spark's parser keeps these numbers as they are: a long holds eighteen digits, a double fifteen.
 _FEW_DIGITS = r"[0-9]{1,18}"
 _FEW_DECIMAL_DIGITS = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
@@ -343,20 +345,23 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     read directly. Only other lines are parsed carefully: numbers are quoted first, as the parser
     would convert some to a double, and these fields are read as VARIANT, which distinguishes a
     string from a boolean or an object. Fields of other types may be read as text from any JSON: an
-    invalid value fails later when it is parsed. Nested values are read from the original line,
-    without added quotes.
+    invalid value fails later when it is parsed. Fields that hold JSON are cut out of the line, as
+    the parser would write them anew, with other numbers.
     """
     text, careful = F.col(TEXT), F.col("_careful")
     ids, nested = identifier_fields(source), json_fields(source)
     exact_fields = (*ids, *decimal_fields(source))
+    parsed_fields = [name for name in source.fields if name not in nested]
     columns = {
-        "_plain": F.when(~careful, _from_json(text, source.fields)),
+        "_plain": F.when(~careful, _from_json(text, parsed_fields)),
         "_json": F.when(
-            careful, _from_json(_quote_numbers(text, source), source.fields, exact_fields)
+            careful, _from_json(_quote_numbers(text, source), parsed_fields, exact_fields)
         ),
+        # The whole line if the pattern does not match it.
+        **{
+            _cut_column(name): F.regexp_replace(text, member_pattern(name), "$1") for name in nested
+        },
     }
-    if nested:
-        columns["_nested"] = F.when(careful, _from_json(text, nested))
     not_plain = reduce(Column.__or__, map(text.rlike, careful_patterns(source)), F.lit(False))
     if exact_fields:
         # A key may be escaped. This is no pattern: one of two characters is four times as slow.
@@ -364,8 +369,9 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     frame = lines.withColumn("_careful", not_plain).withColumns(columns)
 
     def field_column(name: str) -> Column:
-        other = _parsed_line("_nested" if name in nested else "_json")[name]
-        exact = _variant_text(name) if name in exact_fields else other
+        if name in nested:
+            return _cut_value(name).alias(name)
+        exact = _variant_text(name) if name in exact_fields else _parsed_line("_json")[name]
         return F.when(careful, exact).otherwise(_parsed_line("_plain")[name]).alias(name)
 
     problem = (
@@ -374,6 +380,8 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
         .when(_has_lone_surrogate(source, exact_fields), "half a surrogate pair")
         .when(careful, F.coalesce(*map(_identifier_problem, ids), F.lit(None)))
     )
+    for name in nested:
+        problem = F.coalesce(problem, _cut_problem(name))
     return frame.select(
         "arrival_date",
         "source_file",
@@ -420,6 +428,50 @@ def _match_any_field(field_names: Iterable[str]) -> str:
     """A regular expression of these field names; empty if there are none: leave it out then."""
     alternatives = "|".join(map(re.escape, field_names))
     return f"(?:{alternatives})" if alternatives else ""
+
+
+def member_pattern(name: str) -> str:
+    """A pattern for a line that is a JSON object; group 1 is the value of a field, as written.
+
+    Of a key that comes twice, the last one counts, as for the parser; there is no group if the line
+    has none. No line matches that is nested more than `_MOST_LEVELS` levels.
+    """
+    blank, string = r"[ \t\r\n]*+", r'"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"'
+    nested = ""
+    for _ in range(_MOST_LEVELS):
+        parts = "|".join(filter(None, (r'[^"\[\]{}]++', string, nested)))
+        nested = rf"[\[{{](?:{parts})*+[\]}}]"
+    value = rf'{string}|[^"\[\]{{}},\s]++|{nested}'
+    # Any character of a key may be escaped.
+    key = "".join(rf"(?:{re.escape(c)}|(?i:\\u{ord(c):04x}))" for c in name)
+    members = rf'"{key}"{blank}:{blank}({value})|{string}{blank}:{blank}(?:{value})'
+    return rf"\A{blank}\{{(?:{blank}(?:{members}){blank},?+)*+{blank}\}}[\s\S]*+"
+
+
+def _cut_column(name: str) -> str:
+    return f"_cut_{name}"
+
+
+def _cut_string(name: str) -> Column:
+    """The text of a JSON string that was cut out of a line; it is JSON already, as in CSV."""
+    array = F.concat(F.lit("["), F.col(_cut_column(name)), F.lit("]"))
+    return F.get(F.from_json(array, T.ArrayType(T.StringType())), F.lit(0))
+
+
+def _cut_value(name: str) -> Column:
+    """The text of a field that holds JSON, as written."""
+    cut = F.col(_cut_column(name))
+    return F.when(cut.startswith('"'), _cut_string(name)).when(~cut.isin("", "null"), cut)
+
+
+def _cut_problem(name: str) -> Column:
+    """Why a field that holds JSON has no value although the line has one, else null."""
+    cut = F.col(_cut_column(name))
+    # In a string, the parser would write it as a question mark. An escaped backslash escapes none.
+    is_half = F.regexp_replace(cut, r"\\\\", " ").rlike(_LONE_SURROGATE)
+    return F.when(cut == F.col(TEXT), f"bad {name}: nested more than {_MOST_LEVELS} levels").when(
+        cut.startswith('"') & is_half, "half a surrogate pair"
+    )
 
 
 def _quote_numbers(text: Column, source: Source) -> Column:

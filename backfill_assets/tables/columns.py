@@ -73,7 +73,7 @@ def nullable_bounds(column: Any) -> NullBounds:
 
 
 def json_text(description: str, *, optional: bool = False) -> Any:
-    """A string column of a line that holds a nested value as JSON text.
+    """A string column of a line that holds a nested value as JSON text, as the line has it.
 
     Args:
         description: the meaning of the column.
