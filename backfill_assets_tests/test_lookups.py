@@ -123,6 +123,10 @@ def expected_rates(keys) -> dict[tuple[date, str], Decimal]:
         ({"request": ["day", "colour"]}, "its request must be columns of the model"),
         ({"request": [*Rate.to_schema().columns]}, "may not be null"),
         ({"path": "/rates/{day}"}, "its path names ['day']"),
+        ({"path": "/rates/{day:%Y}/{currency}"}, "its path names ['currency', 'day!None:%Y']"),
+        ({"path": "/rates/{day}/{currency"}, "its path names []"),
+        ({"path": "{currency}/{day}"}, "it begins with /"),
+        ({"path": "/rates#{currency}/{day}"}, "has no #"),
         ({"url": "http://user:pw@host"}, "names of environment variables"),
         ({"reserve": 1.0}, "leaves backfills nothing"),
         ({"quota": Quota(1, "minute"), "reserve": 0.2}, "leaves backfills nothing of 1 calls"),
@@ -254,7 +258,7 @@ def test_what_is_no_answer_is_said_without_the_secret(server, how, problem):
 def test_a_service_that_is_not_there_or_not_known(server, monkeypatch):
     monkeypatch.setenv("RATES_URL", "http://127.0.0.1:9")
     assert Service(RATES).request_answer({"day": DAY, "currency": "USD"}).problem == "no connection"
-    for url in ("", "ftp://x", "http://me:hush@host"):
+    for url in ("", "ftp://x", "http://me:hush@host", "http://host/#"):
         monkeypatch.setenv("RATES_URL", url)
         with pytest.raises(ServiceError) as error:
             Service(RATES)
@@ -295,6 +299,48 @@ def test_what_a_service_does_not_know_is_an_answer_too(server):
     spec = make_lookup(model=Place, request=["code"], path="/places/{code}", none_at=[404])
     assert Service(spec).request_answer({"code": "a/b ?"}).answer == {"town": None}
     assert server.requested_paths == ["/places/a%2Fb%20%3F"]
+
+
+class Named(pa.DataFrameModel):
+    """What a service says of two names."""
+
+    name: T.StringType = Field(description="A name.")
+    other: T.StringType = Field(description="Another name.")
+    said: T.StringType = Field(nullable=True, description="What it says.")
+
+
+NAMED = make_lookup(model=Named, request=["name", "other"], path="/p/{name}/{other}", none_at=[404])
+
+
+@pytest.mark.parametrize("value", ["..", ".", ""])
+def test_a_value_that_leads_to_another_path_is_not_asked(server, tmp_path, value):
+    result, keep = ask_service(tmp_path, NAMED, [(value, "a"), ("a", value), ("a", "b")])
+    assert server.requested_paths == ["/p/a/b"]
+    assert [(row["name"], row["other"]) for row in keep] == [("a", "b")]
+    assert result.unanswered == {
+        key: f"{name} is {value!r}, which would ask another path than /p/{{name}}/{{other}}; mend "
+        "the row, or leave it out of the requests"
+        for key, name in [((value, "a"), "name"), (("a", value), "other")]
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "request_values", "asked"),
+    [
+        ("/p/{name}{other}", ("..", ".."), "/p/...."),
+        ("/p/{name}{other}", (".", "."), None),
+        ("/p/{name}-{other}", ("..", ""), "/p/..-"),
+        ("/p/{name}/{other}", ("%2e%2e", "../x"), "/p/%252e%252e/..%2Fx"),
+        ("/p/{name}?of={other}", ("a", ".."), "/p/a?of=.."),
+        ("/p/{name}?of={other}", ("a", ""), "/p/a?of="),
+        ("/p/x?of=/{name}/{other}", ("a", ".."), "/p/x?of=/a/.."),
+    ],
+)
+def test_a_value_is_part_of_one_segment_of_the_path(server, path, request_values, asked):
+    named = make_lookup(model=Named, request=["name", "other"], path=path, none_at=[404])
+    reply = Service(named).request_answer(dict(zip(named.request, request_values, strict=True)))
+    assert server.requested_paths == ([asked] if asked else [])
+    assert (reply.retry, bool(reply.problem)) == ((True, False) if asked else (False, True))
 
 
 # --- many calls -----------------------------------------------------------------------------------

@@ -241,7 +241,10 @@ class Service:
     def request_answer(self, request: Mapping[str, Any]) -> Reply:
         """Send the request once."""
         try:
-            path = self._lookup.path.format(**{n: quote(str(v), "") for n, v in request.items()})
+            path = _fill_path(self._lookup, request)
+        except ValueError as error:
+            return Reply(problem=str(error), retry=False)
+        try:
             # A redirect is not followed: it could send the secret anywhere.
             with self._session.get(
                 self._url + path,
@@ -299,6 +302,28 @@ class Service:
         self._session.close()
 
 
+#: HTTP clients and servers resolve the first two within a path; without a text, the path is that of
+#: a collection.
+_NO_SEGMENTS = (".", "..", "")
+
+
+def _fill_path(lookup: Lookup, request: Mapping[str, Any]) -> str:
+    """The declared path with the values of a request.
+
+    Raises:
+        ValueError: a segment with values in it would lead to another path.
+    """
+    values = {name: quote(str(value), "") for name, value in request.items()}
+    for segment in lookup.path.partition("?")[0].split("/"):
+        if "{" in segment and segment.format(**values) in _NO_SEGMENTS:
+            texts = [f"{n} is {str(request[n])!r}" for n in request if f"{{{n}}}" in segment]
+            raise ValueError(
+                f"{' and '.join(texts)}, which would ask another path than {lookup.path}; mend the "
+                "row, or leave it out of the requests"
+            )
+    return lookup.path.format(**values)
+
+
 def _url_of(lookup: Lookup) -> str:
     """The URL of the service.
 
@@ -307,11 +332,16 @@ def _url_of(lookup: Lookup) -> str:
     """
     url = os.environ.get(lookup.url, "")
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.password is not None:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.password is not None
+        or "#" in url  # what follows is not sent: all requests would be the same
+    ):
         # The message does not show the value: it may have a password.
         raise ServiceError(
             f"the variable {lookup.url} is not the service's URL (http:// or https://, without a "
-            "password); set it where runs are started"
+            "password and without #); set it where runs are started"
         )
     return url.rstrip("/")
 

@@ -112,6 +112,19 @@ ANSWER_CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
 }
 
 
+def _fields_in(path: str) -> set[str]:
+    """The texts within the braces of a path; empty if its braces are not in pairs."""
+    try:
+        fields = [*string.Formatter().parse(path)]
+    except ValueError:
+        return set()
+    return {
+        f"{name}!{conversion}:{spec}" if conversion or spec else name
+        for _, name, spec, conversion in fields
+        if name is not None
+    }
+
+
 @dataclass(frozen=True)
 class Lookup:
     """An HTTP service that answers requests, with a limit on calls per time.
@@ -125,6 +138,8 @@ class Lookup:
             not stored. Columns may be bounded by `ge`, `gt`, `le`, `lt`, `isin` and `str_matches`.
         request: the columns that make up a request; the others are the answer.
         path: the part after the URL, with request columns in braces, as `/rates/{day}/{currency}`.
+            A value stays within its segment: a request in which a segment would be empty, `.` or
+            `..` is not sent, and has no answer.
         url: the environment variable that has the URL of the service.
         quota: the limits of the service; several may hold at once.
         secret: the environment variable that has the secret of the service. If it is not set, the
@@ -172,9 +187,7 @@ class Lookup:
 
     def _find_problem(self) -> str:
         """Why the declaration is wrong; empty if it is not."""
-        path_columns = {
-            name for _, name, _, _ in string.Formatter().parse(self.path) if name is not None
-        }
+        path_columns = _fields_in(self.path)
         fewest_calls = min(quota.calls for quota in self.quotas)
         may_be_null = {column.name for column in self.struct if column.nullable}
         answer = [name for name in self.columns if name not in self.request]
@@ -188,6 +201,9 @@ class Lookup:
             f"{ANSWERED_AT} is a column that it has anyway": ANSWERED_AT in self.columns,
             f"its path names {sorted(path_columns)}, its request {[*self.request]}": (
                 path_columns != {*self.request}
+            ),
+            f"its path is {self.path!r}; it begins with / and has no #": (
+                not self.path.startswith("/") or "#" in self.path
             ),
             "url and secret are names of environment variables": not all(
                 re.fullmatch(r"[A-Z][A-Z0-9_]*", name)
