@@ -107,11 +107,41 @@ def test_a_plan_from_a_file(instance, capsys, tmp_path):
         ("days: 2024-01-02\nreason: [a, b]", "reason is ['a', 'b']: give one value"),
         ("2024-01-02", "write `days` and options, as `max-parallel: 2`, a line each"),
         ("max-parallel: 2", "Missing argument 'PARTITIONS'"),
-        ("days: 2024-01-32", "is not YAML: day is out of range for month"),
+        ("days: 2024-01-32", "'2024-01-32' is not in the calendar"),
+        ("days: 2024-01-02\nmax-parallel: 0x2", "'0x2' is not a valid integer range"),
+        ("days: 2024-01-02\nselect:\n  fact: true", "line 2 is no option with a value or a list"),
+        ("days: 2024-01-02\naccept: [[a]]", "line 2 is no option with a value or a list"),
+        ("days: 2024-01-02\n? [reason]\n: a", "line 2 is no option with a value or a list"),
+        ("days: 2024-01-02\nreason: a\ndays: 2024-01-03", "days is there again in line 3: leave"),
+        ("start: 2024-01-02\nend:\n", "give `days`, or `start` and `end`"),
         ("days: 2024-01-02\nmax-parallel: 9", "9 is not in the range 1<=x<=7"),
     ):
         file.write_text(text)
         assert message in usage_error(capsys, "plan", "--from", str(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "parameter", "value"),
+    [
+        ("reason: no", "reason", "no"),
+        ("reason: 1.10", "reason", "1.10"),
+        ("reason: 2024-01-10 00:00:00", "reason", "2024-01-10 00:00:00"),
+        ("reason: 12:30", "reason", "12:30"),
+        ("reason: 'null'", "reason", "null"),
+        ("reason: null", "reason", ""),
+        ("accept: 0x1f", "accept", ("0x1f",)),
+        ("accept: [on, 007, null, =, 1_0]", "accept", ("on", "007", "null", "=", "1_0")),
+        ("chunk-days: 010", "chunk_days", 10),
+        ("chunk-days: none", "chunk_days", None),
+        ("rewrite: yes", "rewrite", True),
+        ("rewrite: off", "rewrite", False),
+    ],
+)
+def test_a_value_in_a_file_is_read_as_it_is_written(tmp_path, line, parameter, value):
+    file = tmp_path / "backfill.yaml"
+    file.write_text(f"days: {DAYS}\n{line}\n")
+    with backfill.plan.make_context("plan", ["--from", str(file)]) as context:
+        assert context.params[parameter] == value
 
 
 def test_a_plan_is_cut_as_is_asked(instance, capsys):

@@ -264,20 +264,12 @@ def _read_options(ctx: click.Context, file: str, days: str) -> dict[str, Any]:
     Raises:
         click.UsageError: it is no mapping, or has a key that is no option.
     """
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(file).read_text("utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, or no UTF-8
-        raise click.UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise click.UsageError(
-            f"{file}: write `days` and options, as `max-parallel: 2`, a line each"
-        )
-    if ends := {"start", "end"} & values.keys():
-        if len(ends) == 1 or "days" in values:
+    values = _read_values(file)
+    if {"start", "end"} & values.keys():
+        start, end = values.pop("start", None), values.pop("end", None)
+        if "days" in values or not (isinstance(start, str) and isinstance(end, str)):
             raise click.UsageError(f"{file}: give `days`, or `start` and `end`")
-        values["days"] = f"{values.pop('start')}...{values.pop('end')}"
+        values["days"] = f"{start}...{end}"
     parameters = {
         option.removeprefix("--"): parameter
         for parameter in ctx.command.params
@@ -289,17 +281,55 @@ def _read_options(ctx: click.Context, file: str, days: str) -> dict[str, Any]:
     for key, value in values.items():
         if key not in parameters:
             raise click.UsageError(
-                f"{file}: {unknown_name_message('option', str(key), parameters, most=20)}"
+                f"{file}: {unknown_name_message('option', key, parameters, most=20)}"
             )
         parameter = parameters[key]
-        if isinstance(parameter, click.Option) and parameter.multiple:
-            items = value if isinstance(value, list) else [value]
-            defaults[str(parameter.name)] = [str(item) for item in items]
-        elif isinstance(value, list | dict):
+        multiple = isinstance(parameter, click.Option) and parameter.multiple
+        if isinstance(value, list) and not multiple:
             raise click.UsageError(f"{file}: {key} is {value}: give one value")
-        elif value is not None:
-            defaults[str(parameter.name)] = str(value)
+        if value is not None:
+            defaults[str(parameter.name)] = (
+                [value] if multiple and isinstance(value, str) else value
+            )
     return defaults
+
+
+def _read_values(file: str) -> dict[str, str | list[str] | None]:
+    """The texts of a YAML file by key, as they are written; None where there is no value.
+
+    The types that YAML gives to texts would change them: `no` is False there, and `010` is 8.
+
+    Raises:
+        click.UsageError: it is no mapping to texts and lists of texts, or has a key twice.
+    """
+    import yaml
+
+    try:
+        mapping = yaml.compose(Path(file).read_text("utf-8"), yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError) as error:  # or no UTF-8
+        raise click.UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(mapping, yaml.MappingNode):
+        raise click.UsageError(
+            f"{file}: write `days` and options, as `max-parallel: 2`, a line each"
+        )
+    values: dict[str, str | list[str] | None] = {}
+    for key, node in mapping.value:
+        is_list = isinstance(node, yaml.SequenceNode)
+        items = node.value if is_list else [node]
+        if not all(isinstance(item, yaml.ScalarNode) for item in [key, *items]):
+            raise click.UsageError(
+                f"{file}: line {key.start_mark.line + 1} is no option with a value or a list of "
+                "values"
+            )
+        if key.value in values:
+            raise click.UsageError(
+                f"{file}: {key.value} is there again in line {key.start_mark.line + 1}: leave one "
+                "of the two out"
+            )
+        is_null = node.tag == "tag:yaml.org,2002:null"
+        texts = [item.value for item in items]
+        values[key.value] = texts if is_list else None if is_null else texts[0]
+    return values
 
 
 def target_option(function: Any) -> Any:
