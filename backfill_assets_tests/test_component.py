@@ -212,9 +212,14 @@ def test_attributes_are_the_settings():
     assert shown["window_days"]["maximum"] == 366
 
 
-def test_the_package_itself_loads_no_dagster():
-    code = "import backfill_assets, sys; print({'dagster', 'pyspark', 'pydantic'} & {*sys.modules})"
+def test_the_package_itself_loads_no_dagster_and_a_reader_of_versions_no_pyspark(tmp_path):
+    (tmp_path / "_versions.json").write_text('{"tables": {"scores": 7}}')
+    code = (
+        "import backfill_assets, sys; print({'dagster', 'pyspark', 'pydantic'} & {*sys.modules});"
+        "from backfill_assets.delta.consistent_versions import versions_that_belong_together as v;"
+        f"print(v({str(tmp_path)!r}), {{'pyspark', 'pandera'}} & {{*sys.modules}})"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout == "set()\n"
+    assert result.stdout == "set()\n{'scores': 7} set()\n"

@@ -1,18 +1,13 @@
-"""Reads ledgers, unpartitioned inputs, and versions of all tables that belong together.
+"""Reads ledgers and unpartitioned inputs.
 
 Only the transaction logs are read, without a JVM; `commit_log` reads their files.
-
-Tables are committed one after another. While a run or a switch-over is active, a reader of two
-tables may see one before and the other after it. The file `_versions.json` in the warehouse names
-versions at which every day was built from the current rows of its inputs; it is written whenever
-all tables have reached such a state.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timezone
+from datetime import date
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +16,11 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
+from backfill_assets.delta.consistent_versions import (  # noqa: F401 - where readers had them from
+    VERSIONS_FILE,
+    save_versions,
+    versions_that_belong_together,
+)
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (
@@ -34,7 +34,6 @@ from backfill_assets.delta.records import (
     to_record,
 )
 from backfill_assets.deployment import Deployment
-from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import pause_gc
 from backfill_assets.tables.table import Table
 
@@ -247,40 +246,3 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
         metadata=metadata,
         changed_columns=changed_columns,
     )
-
-
-#: Name of the file in the warehouse.
-VERSIONS_FILE = "_versions.json"
-
-
-def versions_that_belong_together(warehouse: str) -> dict[str, int]:
-    """By table, the version to read, so that all tables show one state.
-
-    Args:
-        warehouse: the folder or URL of the tables.
-
-    Raises:
-        FileNotFoundError: no such versions are known yet.
-    """
-    filesystem, path = open_store(warehouse)
-    with filesystem.open_input_stream(f"{path}/{VERSIONS_FILE}") as stream:
-        versions: dict[str, int] = json.loads(stream.read())["tables"]
-        return versions
-
-
-def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
-    """Save the current versions as belonging together; return whether they changed.
-
-    No table may have an open day that is behind its inputs.
-    """
-    current = {
-        name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
-    }
-    try:
-        if versions_that_belong_together(warehouse) == current:
-            return False
-    except (FileNotFoundError, ValueError, KeyError):
-        pass
-    content = {"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "tables": current}
-    replace_file(warehouse, VERSIONS_FILE, json.dumps(content, indent=2).encode())
-    return True

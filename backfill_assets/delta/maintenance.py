@@ -33,6 +33,7 @@ from backfill_assets.delta.commits import (
     summarize_error,
     table_properties,
 )
+from backfill_assets.delta.consistent_versions import VERSIONS_FILE, versions_that_belong_together
 from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
 from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
@@ -164,9 +165,7 @@ def run_maintenance(
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     consistent_versions: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
-        consistent_versions = ledger_reader.versions_that_belong_together(
-            deployment.settings.warehouse
-        )
+        consistent_versions = versions_that_belong_together(deployment.settings.warehouse)
     for name, table in tables.items():
         url = deployment.table_url(name)
         log = load_log(url) if name in names or not names else None
@@ -367,11 +366,10 @@ class _TableMaintenance:
             row["path"].rpartition("/")[2] for row in old_files
         ):
             self.notes.append(
-                f"{self.table.name}: no replaced file was taken away, as "
-                f"{ledger_reader.VERSIONS_FILE} names "
+                f"{self.table.name}: no replaced file was taken away, as {VERSIONS_FILE} names "
                 f"version {self.consistent_version} and {len(named_files)} of them are its own. "
                 "The sensor watch_days names newer versions once no day is behind: build the days "
-                f"that are. If nobody reads by {ledger_reader.VERSIONS_FILE}, remove it"
+                f"that are. If nobody reads by {VERSIONS_FILE}, remove it"
             )
             old_files = []
         if old_files and not self.dry_run:

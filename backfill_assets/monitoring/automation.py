@@ -22,7 +22,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
-from backfill_assets.delta.ledger_reader import save_versions
+from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown

@@ -25,7 +25,8 @@ from backfill_assets.calendar.partitions import Window, format_ranges, from_rang
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta import targets
-from backfill_assets.delta.ledger_reader import read_ledgers, save_versions
+from backfill_assets.delta.consistent_versions import save_versions
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.table_schema import schema_differences
