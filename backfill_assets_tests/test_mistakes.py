@@ -136,6 +136,21 @@ MISTAKES = {
         'state: T.StringType = Field(str_matches="[")',
         "unterminated character set",
     ),
+    "a pattern of Java's": (
+        STATE,
+        'state: T.StringType = Field(str_matches=r"\\p{L}+")',
+        r"`state: .*p\{L\}.*`: bad escape \\p .*compiles the pattern .* in Python .*\"rules\"",
+    ),
+    "a union of Java's": (
+        STATE,
+        'state: T.StringType = Field(str_matches="[a[b]")',
+        r"state has the check str_matches with '\[a\[b\]' in a pattern, which Java reads otherw",
+    ),
+    "a brace": (
+        STATE,
+        'state: T.StringType = Field(str_matches="a{,3}")',
+        r"with '\{,3\}' in a pattern, which Java reads otherwise",
+    ),
     "a text for a number": (
         KWH,
         kwh('gt="0"'),
@@ -160,7 +175,7 @@ MISTAKES = {
         'state: T.StringType = Field(str_matches="(?P<year>a)")',
         "'\\(\\?P<' in a pattern, which Java reads otherwise",
     ),
-    "unique": (KWH, kwh("unique=True"), "unique Field argument not yet implemented"),
+    "unique": (KWH, kwh("unique=True"), r"`kwh: .*`: unique Field argument not yet implemented"),
     "no syntax": (KWH, "kwh: T.DecimalType(12, 3) = Field(", "was never closed"),
     "metadata as list": (
         '{"partition": "run_date", "key": ["meter_id"], "totals": ["kwh"]}',
@@ -629,6 +644,7 @@ def imported(tmp_path: Path, monkeypatch):
         (DECLARED, 'DailyEnergy, group="7d/energy"'),
         ("@table", "daily = Unpartitioned('shop.meters-of-now', 's3a://bucket/x')\n@table"),
         ("strict = True", "coerce = False"),
+        (STATE, r'state: T.StringType = Field(str_matches=r"[]\[a{]\{a{1,2}b{3}\N{DIGIT ONE}")'),
         (
             BODY,
             '    """No current_date() here."""\n'

@@ -1,6 +1,7 @@
 """Validation of the arguments of declarations, with error messages for the person who declares."""
 
 import inspect
+import linecache
 import os
 import sysconfig
 import traceback
@@ -28,12 +29,24 @@ class DeclarationError(TypeError):
 
 def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The first frame, of those with line numbers, that is user code, as text; empty if none."""
+    file, line = _declaring_line(frames)
+    return f" ({file}, line {line})" if file else ""
+
+
+def declaration_source(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The text of the line of `declaration_location`, before a message; empty if none."""
+    source = linecache.getline(*_declaring_line(frames)).strip()
+    return f"`{source}`: " if source else ""
+
+
+def _declaring_line(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int]:
+    """The file and line of the first frame that is user code; an empty name if none is."""
     for frame, line in frames:
         file = frame.f_code.co_filename
         # The script of a command declares nothing.
         if is_user_code(file) and frame.f_globals.get("__name__") != "__main__":
-            return f" ({file}, line {line})"
-    return ""
+            return file, line
+    return "", 0
 
 
 def is_user_code(file: str) -> bool:

@@ -133,6 +133,10 @@ def _length_condition(name: str, statistics: Mapping[str, Any]) -> str:
 
 #: Constructs of Python's patterns that Spark's, which are Java's, do not have.
 _PYTHON_ONLY = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
+#: An escaped character, a class of characters, and a brace that is no repetition to Java.
+_ESCAPE = re.compile(r"\\(?:N\{[^}]*\}|.)", re.DOTALL)
+_CLASS = re.compile(r"\[\^?\]?[^]]*\]")
+_LONE_BRACE = re.compile(r"\{(?!\d+(?:,\d*)?\})[^}]*\}?")
 #: By pandera check, its SQL condition for a column.
 _CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "greater_than": _comparison_condition(">", "min_value"),
@@ -257,11 +261,20 @@ def _wrong_text(statistics: Mapping[str, Any]) -> str:
     pattern = statistics["pattern"]
     if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
         return f"the flags of {pattern.pattern!r}: write them into the pattern, as (?i)"
-    if construct := _PYTHON_ONLY.search(_pattern_text(statistics)):
+    if construct := _python_only_construct(_pattern_text(statistics)):
         return (
-            f"{construct[0]!r} in a pattern, which Java reads otherwise than Python: leave it out"
+            f"{construct!r} in a pattern, which Java reads otherwise than Python: write it so that "
+            "both take it for the same"
         )
     return ""
+
+
+def _python_only_construct(pattern: str) -> str:
+    """What Java does not read in a pattern as Python does; empty if there is nothing."""
+    unescaped = _ESCAPE.sub("", pattern)
+    classes = [part for part in _CLASS.findall(unescaped) if "[" in part[1:] or "&&" in part]
+    others = _PYTHON_ONLY.search(pattern) or _LONE_BRACE.search(_CLASS.sub("", unescaped))
+    return others[0] if others else next(iter(classes), "")
 
 
 def _sql_literals(values: Iterable[Any]) -> list[str]:

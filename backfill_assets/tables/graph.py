@@ -24,7 +24,12 @@ from backfill_assets.calendar.late_data import Policy, combine_policies
 from backfill_assets.calendar.partitions import DAY, Grain
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
-from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
+from backfill_assets.tables.arguments import (
+    DeclarationError,
+    declaration_location,
+    declaration_source,
+    describe_value,
+)
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
@@ -211,6 +216,12 @@ _DECLARATION_ERRORS = (
         PySparkException,
     ),
 )
+#: What to do about a pattern that Python does not compile.
+_PATTERN_ADVICE = (
+    ". Pandera compiles the pattern of a check in Python before Spark reads it, as Java does: give "
+    'one that both take, or, for what only Java has, one of "rules" in the metadata, as '
+    r"""{'letters': ("name RLIKE '^\\p{L}+$'", 'A name has letters alone.')}"""
+)
 
 
 def tables_of(settings: Settings) -> Mapping[str, Table]:
@@ -325,8 +336,10 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
     except DeclarationError as error:
         raise _settings_error(tables_path, str(error)) from error
     except _DECLARATION_ERRORS as error:
-        where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
-        raise _settings_error(tables_path, f"{error}{where}") from error
+        frames = [*traceback.walk_tb(error.__traceback__)][::-1]
+        advice = _PATTERN_ADVICE if isinstance(error, re.error) else ""
+        text = f"{declaration_source(frames)}{error}{advice}{declaration_location(frames)}"
+        raise _settings_error(tables_path, text) from error
     if not isinstance(listed, Iterable) or isinstance(listed, str):
         raise _settings_error(
             tables_path,
