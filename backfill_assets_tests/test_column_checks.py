@@ -8,13 +8,15 @@ from typing import ClassVar
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
+import pytest
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets import Source, nullable
 from backfill_assets.assets.raw_rows import read_versions
 from backfill_assets.landing.formats import lines_schema
-from backfill_assets.tables.columns import sql_conditions
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.columns import sql_conditions, wrong_checks
 from backfill_assets.tables.table import Table
 
 #: By check: the type of the column, what is declared, values that pass, values that do not.
@@ -62,6 +64,73 @@ def test_each_check_holds_for_what_it_says(spark):
             rules.append(F.expr(condition).alias(name))
             expected[name] = value in passes
     assert spark.range(1).select(*values).select(*rules).first().asDict() == expected
+
+
+#: Names that SQL reads otherwise, or not at all, and Delta takes.
+ODD_NAMES = ("null", "True", "not", "2d", "1e5", "7", "a-b", "it's", "größe", "100%", "a/b", '"')
+
+
+def test_a_condition_is_of_its_column_whatever_its_name(spark):
+    values, rules = [], []
+    for name in ODD_NAMES:
+        column = make_column(T.LongType, Field(in_range=(1, 2), nullable=True))
+        (condition,) = sql_conditions(name, column).values()
+        values.append(F.lit(0).alias(name))
+        rules.append(F.expr(condition).alias(name))
+    expected = dict.fromkeys(ODD_NAMES, False)
+    assert spark.range(1).select(*values).select(*rules).first().asDict() == expected
+
+
+def test_a_name_that_sql_reads_is_not_quoted():
+    column = make_column(T.LongType, Field(ge=0))
+    for name in ("kwh", "Upper", "_x1", "end", "date"):
+        assert sql_conditions(name, column) == {f"{name}_greater_than_or_equal_to": f"{name} >= 0"}
+
+
+def make_named(name: str, kind: object = T.LongType, partition: str = "day") -> Table:
+    """A table with a day and a column of a name."""
+    body = {
+        "__module__": __name__,
+        "__annotations__": {"day": T.DateType, "other": kind},
+        "day": Field(alias=partition),
+        "other": Field(alias=name),
+        "Config": type("Config", (), {"strict": True, "metadata": {"partition": partition}}),
+    }
+    return Table("named", type("Named", (pa.DataFrameModel,), body))
+
+
+@pytest.mark.parametrize("char", [*" ,;{}()=\n\t\r\0\u00a0", ".", "`"])
+def test_a_name_that_delta_or_spark_does_not_take_is_refused(char):
+    with pytest.raises(DeclarationError) as error:
+        make_named(f"of{char}name")
+    assert str(error.value).startswith(f"named: a column cannot be named {f'of{char}name'!r}: ")
+
+
+def test_a_name_within_a_column_is_refused_if_delta_does_not_take_it():
+    nested = T.StructType([T.StructField("a b", T.LongType())])
+    for kind in (T.ArrayType(nested), T.MapType(T.StringType(), T.ArrayType(nested))):
+        with pytest.raises(DeclarationError, match=r"cannot be named 'items\.a b'"):
+            make_named("items", kind)
+    dotted = T.StructType([T.StructField("a.b", T.LongType())])
+    assert "items" in make_named("items", T.ArrayType(dotted)).columns
+
+
+def test_other_names_are_taken():
+    for name in ("a-b", "1st", "größe", "it's", "null", "100%"):
+        assert [*make_named(name).columns] == ["day", name]
+
+
+@pytest.mark.parametrize("name", ["the-day", "größe", "1st"])
+def test_the_column_of_the_day_has_a_name_that_folders_have(name):
+    with pytest.raises(DeclarationError, match=f"the partition column is named {name!r}"):
+        make_named("x", partition=name)
+
+
+def test_a_class_that_java_takes_for_an_intersection_is_refused():
+    with pytest.warns(FutureWarning, match="set intersection"):
+        column = make_column(T.StringType, Field(str_contains="x[a-z&&b]"))
+    (problem,) = wrong_checks({"x": column})
+    assert "'[a-z&&b]' in a pattern, which Java reads otherwise" in problem
 
 
 def test_a_column_that_may_be_null(spark):

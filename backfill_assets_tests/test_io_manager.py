@@ -221,6 +221,51 @@ def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pi
             spark.sql(f"INSERT INTO delta.`{url}` VALUES (DATE'2024-01-01', {bad})")
 
 
+class Oddly(pa.DataFrameModel):
+    """Columns whose names are not read by SQL as they are, with many rules."""
+
+    day: T.DateType = Field(description="The day.")
+    key: T.StringType = Field(alias="the-key", isin=["a", "b"], description="A key.")
+    null: T.LongType = Field(in_range=(1, 9), nullable=True, description="A word of SQL.")
+    number: T.DecimalType(12, 2) = Field(alias="2d", ge=0, lt=100, description="A literal.")
+    text: T.StringType = Field(alias="it's_100%", str_contains="x")
+
+    class Config:
+        """By day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "day", "key": ["the-key"], "totals": ["2d"]}
+
+
+def test_a_table_is_made_in_two_commits_with_all_of_its_rules(pipeline, spark):
+    table, url = Table(name="oddly", model=Oddly), str(pipeline.warehouse / "oddly")
+
+    def make_rows(*rows: tuple):
+        return spark.createDataFrame([(day(1), *row) for row in rows], table.struct_type)
+
+    good = [("a", 1, Decimal(1), "x"), ("b", None, Decimal(2), "xy")]
+    assert outcome_values(publish_frame(pipeline, make_rows(*good), window(1, 1), table=table)) == [
+        "written"
+    ]
+    log = DeltaTable(url)
+    assert log.version() == 2, "the table, the rule that sets the protocol, the rows"
+    assert log.protocol().min_writer_version == 3
+    properties = log.metadata().configuration
+    stored = {n: r for n, r in properties.items() if n.startswith(table_schema.CONSTRAINT)}
+    assert len(stored) == 5
+    for bad in (("c", 1, 1, "x"), ("a", 0, 1, "x"), ("a", 1, -1, "x"), ("a", 1, 1, "y")):
+        key, null, number, text = bad
+        rows = make_rows((key, null, Decimal(number), text))
+        (result,) = publish_frame(pipeline, rows, window(1, 1), table=table)
+        assert "1 row(s) break the rule" in result.verdict.failure_reasons
+        values = f"DATE'2024-01-01', '{key}', {null}, {number}, '{text}'"
+        with pytest.raises(SPARK_ERRORS, match="DELTA_VIOLATE_CONSTRAINT"):
+            spark.sql(f"INSERT INTO delta.`{url}` VALUES ({values})")
+    merged = make_rows(good[0], ("b", 3, Decimal(4), "x"))
+    publish_frame(pipeline, merged, window(1, 1), table=table, merge=True)
+    assert {(r["the-key"], r["null"]) for r in pipeline.rows(table.name)} == {("a", 1), ("b", 3)}
+
+
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
     for _ in range(2):
         work = [

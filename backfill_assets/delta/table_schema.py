@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.delta import delta_rs
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.columns import gaps_of, sql_conditions
 from backfill_assets.tables.table import SchemaError, Table
@@ -207,25 +208,32 @@ def create_table(
 ) -> None:
     """Create an empty table with its constraints; does nothing if another process just did.
 
+    The first commit has all constraints but one. The second commit adds this one, and with it
+    Delta's protocol version by which other writers keep all of them: `DeltaTable.create` cannot set
+    the version without a property of its name in the table.
+
     Raises:
         UnsafeStoreError: the store can lose commits.
     """
     delta_rs.raise_if_unsafe_store(url.rpartition("/")[0])
+    rules = declared_constraints(table)
+    last = next((name for name in rules if _is_portable(table, rules[name])), next(iter(rules), ""))
+    constraints = {f"{CONSTRAINT}{name}": rule for name, rule in rules.items() if name != last}
     try:
         DeltaTable.create(
             url,
             delta_schema(table),
             mode="ignore",
             partition_by=[table.partition],
-            configuration={**properties, **schema_properties(table)},
+            configuration={**properties, **schema_properties(table), **constraints},
             storage_options=delta_rs.storage_options(url),
             raise_if_key_not_exists=False,
         )
     except DeltaError:
         if delta_rs.load_log(url) is None:
             raise
-    # A killed creation may have left out constraints.
-    add_constraints(session, url, table, declared_constraints(table))
+    # Also what a killed creation left out.
+    add_constraints(session, url, table, rules)
 
 
 def is_empty(ledger: Ledger) -> bool:
@@ -243,7 +251,9 @@ def is_empty(ledger: Ledger) -> bool:
 def _column_ddl(table: Table, column: T.StructField) -> str:
     required = "" if column.nullable else " NOT NULL"
     comment = escape_sql(table.columns[column.name].description or "")
-    return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
+    return (
+        f"{quote_name(column.name)} {column.dataType.simpleString()}{required} COMMENT '{comment}'"
+    )
 
 
 def add_constraints(
@@ -259,7 +269,7 @@ def add_constraints(
                 log.alter.add_constraint({name: rule}, commit_properties=_NO_RETRY)
                 continue
         with commit_session(session(), {}) as spark:
-            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {quote_name(name)} CHECK ({rule})")
     return bool(new)
 
 

@@ -21,6 +21,7 @@ from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.tables.arguments import Argument, check_arguments, is_date, is_share, is_text
 
 #: The option in the metadata of a column that holds JSON text.
@@ -167,12 +168,23 @@ ALLOWED_CHECKS = (
 )
 
 
+#: Words that SQL takes for something else than the name of a column.
+_SQL_WORDS = ("null", "true", "false", "not")
+
+
+def _sql_name(name: str) -> str:
+    """The name of a column in a condition: as it is where SQL reads it so, else quoted."""
+    is_plain = name.isidentifier() and name.isascii() and name.lower() not in _SQL_WORDS
+    return name if is_plain else quote_name(name)
+
+
 def sql_conditions(name: str, column: Any) -> dict[str, str]:
     """The checks of a pandera column as SQL conditions, by the name of the constraint."""
+    sql_name = _sql_name(name)
     # A condition that is null does not hold.
-    null = f"{name} IS NULL OR " if column.nullable else ""
+    null = f"{sql_name} IS NULL OR " if column.nullable else ""
     return {
-        f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](name, check.statistics)}"
+        f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](sql_name, check.statistics)}"
         for check in column.checks
     }
 
@@ -552,15 +564,16 @@ def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict
         began: the column with the time since which these values hold.
         known: the column with the time since which they are known.
     """
-    both_set = f"({began} IS NOT NULL AND {known} IS NOT NULL)"
-    nothing = " AND ".join(f"{name} IS NULL" for name in carries)
+    sql_at, sql_began, sql_known = map(_sql_name, (at, began, known))
+    both_set = f"({sql_began} IS NOT NULL AND {sql_known} IS NOT NULL)"
+    nothing = " AND ".join(f"{_sql_name(name)} IS NULL" for name in carries)
     return {
         f"{began}_by_{at}": Rule(
-            f"{began} IS NULL OR {began} <= {at}",
+            f"{sql_began} IS NULL OR {sql_began} <= {sql_at}",
             f"What the row carries began no later than {at}.",
         ),
         f"{known}_by_{at}": Rule(
-            f"{known} IS NULL OR {known} <= {at}",
+            f"{sql_known} IS NULL OR {sql_known} <= {sql_at}",
             f"What the row carries was known no later than {at}.",
         ),
         f"{known}_told": Rule(

@@ -88,7 +88,45 @@ def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
         return [f"{model.__name__} has no columns"]
     if wrong := [*_wrong_types(columns)]:
         return wrong
+    struct = T.StructType([T.StructField(name, c.dtype.type) for name, c in columns.items()])
+    if wrong := wrong_column_names(struct):
+        return wrong
     return [*_wrong_options(schema, columns), *_wrong_columns(columns), *wrong_checks(columns)]
+
+
+#: Characters that Delta refuses in a name, besides those that are not printed.
+_NOT_IN_NAMES = frozenset(" ,;{}()=")
+
+
+def wrong_column_names(columns: T.StructType) -> list[str]:
+    """Why columns, or fields within them, cannot have their names, one sentence each."""
+    own = [(column.name, column.name, _NOT_IN_NAMES | {".", "`"}) for column in columns]
+    nested = [
+        (f"{column.name}.{name}", name, _NOT_IN_NAMES)
+        for column in columns
+        for name in _nested_names(column.dataType)
+    ]
+    return [*filter(None, (_wrong_name(*names) for names in [*own, *nested]))]
+
+
+def _nested_names(kind: T.DataType) -> Iterator[str]:
+    """The names of the fields within a type."""
+    for nested in (getattr(kind, part, None) for part in ("elementType", "keyType", "valueType")):
+        if nested:
+            yield from _nested_names(nested)
+    if isinstance(kind, T.StructType):
+        for field in kind:
+            yield field.name
+            yield from _nested_names(field.dataType)
+
+
+def _wrong_name(shown: str, name: str, not_allowed: Collection[str]) -> str:
+    """Why a column cannot have a name, in a sentence; empty if it can."""
+    wrong = [char for char in name if char in not_allowed or not char.isprintable()]
+    if name and not wrong:
+        return ""
+    reason = f"{wrong[0]!r} in a name is nothing that Delta and Spark both take" if name else ""
+    return f"a column cannot be named {shown!r}: {reason or 'give it a name'}"
 
 
 def _wrong_types(columns: Mapping[str, Any]) -> Iterator[str]:
@@ -235,6 +273,11 @@ def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any])
     if not isinstance(column.dtype.type, T.DateType):
         kind = column.dtype.type.simpleString()
         return [f"the partition column {partition} is a {kind}, not a date. {WHOLE_DAYS}"]
+    if not (partition.isidentifier() and partition.isascii()):
+        return [
+            f"the partition column is named {partition!r}: folders have its name, so give it "
+            "ASCII letters, digits and _"
+        ]
     return []
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.settings import normalize_location
 from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.model_metadata import wrong_column_names
 
 
 class UnpartitionedInput(Protocol):
@@ -191,6 +192,7 @@ class Lookup:
         fewest_calls = min(quota.calls for quota in self.quotas)
         may_be_null = {column.name for column in self.struct if column.nullable}
         answer = [name for name in self.columns if name not in self.request]
+        wrong_names = wrong_column_names(self.struct)
         problems = {
             "its name is that of a folder: letters, digits and _": not self.name.isidentifier(),
             f"its request must be columns of the model ({[*self.columns]})": (
@@ -218,6 +220,7 @@ class Lookup:
             "connections, timeout, tries and patience must be positive": (
                 min(self.connections, self.timeout, self.tries, self.patience) <= 0
             ),
+            "; ".join(wrong_names): bool(wrong_names),
             **{
                 f"{column.name} is {column.dataType.simpleString()}, which no column may be": (
                     not isinstance(column.dataType, _TYPES)
