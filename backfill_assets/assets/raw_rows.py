@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import cached_property, reduce
@@ -465,7 +465,10 @@ def count_lines_by_file(
     has_ambiguous = any(ambiguous for *_, ambiguous in counts.values())
     keys = _ambiguous_keys(versions, source) if has_ambiguous else {}
     return {
-        name: FileCounts(landed.get(name, 0), *counts.get(name, nothing), tuple(keys.get(name, ())))
+        name: replace(
+            FileCounts(landed.get(name, 0), *counts.get(name, nothing)),
+            ambiguous_keys=tuple(keys.get(name, ())),
+        )
         for name in landed.keys() | counts.keys()
     }
 

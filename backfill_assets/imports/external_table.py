@@ -135,7 +135,10 @@ class _FilesOfOneSchema:
             T.StructField(field.name, types[field.name.lower()])
             if isinstance(field.dataType, _NESTED)
             else field
-            for field in (*self.columns.spark_schema, *self.schema[len(self.columns.types) :])
+            for field in (
+                *self.columns.spark_schema,
+                *self.schema.fields[len(self.columns.types) :],
+            )
             if not isinstance(field.dataType, T.NullType)
         ]
         paths = [escape_glob(f"{self.url}/{file.path}") for file in self.files]

@@ -149,7 +149,7 @@ def _evaluate(rows: DataFrame, expressions: Mapping[str, str], timezone: str) ->
     """
     spark = rows.sparkSession
     columns = [F.expr(expression).alias(name) for name, expression in expressions.items()]
-    session_zone = spark.conf.get(SESSION_ZONE)
+    session_zone = str(spark.conf.get(SESSION_ZONE))
     if timezone == session_zone:
         return rows.select(*columns)
     views = [f"import_{uuid4().hex}" for _ in range(2)]
