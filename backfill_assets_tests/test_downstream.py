@@ -244,7 +244,8 @@ class Undo:
     def kept_versions(self):
         """What a night keeps for readers, as no open day is behind its inputs."""
         switch.save_consistent_versions(self.deployment, day(9))
-        return versions_that_belong_together(self.deployment.settings.warehouse)[STAGED.name]
+        versions = versions_that_belong_together(self.deployment.settings.warehouse)
+        return versions[RAW.name], versions[STAGED.name]
 
     @property
     def marks(self):
@@ -265,14 +266,14 @@ def undo(tables, tmp_path, monkeypatch):
 def test_readers_get_no_versions_of_an_undo_that_was_killed_until_it_is_finished(
     undo, killed_after
 ):
-    assert undo.kept_versions() == 2
+    assert undo.kept_versions() == (2, 2)
     undo.run(killed_after, KeyboardInterrupt())
-    assert undo.kept_versions() == 2
+    assert undo.kept_versions() == (2, 2)
     # Asked for again, it is refused as long as somebody else works on one of its days.
     undo.run(0, UndoRefusedError("written since"))
-    assert undo.kept_versions() == 2
+    assert undo.kept_versions() == (2, 2)
     undo.run(3 - killed_after)
-    assert undo.kept_versions() == 3
+    assert undo.kept_versions() == (3, 3)
     assert not undo.marks
 
 
@@ -283,16 +284,16 @@ def test_an_undo_that_wrote_nothing_stands_in_no_readers_way(undo):
     assert undo.marks
     undo.tables.load(3, [5], run="nextrun1")
     undo.tables.make(STAGED, 3, [5], run="followe3", inputs={RAW.name: 3})
-    assert undo.kept_versions() == 3
+    assert undo.kept_versions() == (3, 3)
 
 
 def test_days_that_are_built_again_end_an_undo_that_was_killed(undo):
-    assert undo.kept_versions() == 2
+    assert undo.kept_versions() == (2, 2)
     undo.run(1, KeyboardInterrupt())
     undo.tables.make(STAGED, 3, [3, 4], run="followe2", inputs={RAW.name: 3})
-    assert undo.kept_versions() == 2
+    assert undo.kept_versions() == (2, 2)
     undo.tables.make(FACT, 3, [3, 4], run="followe2", inputs={STAGED.name: 3})
-    assert undo.kept_versions() == 3
+    assert undo.kept_versions() == (3, 3)
 
 
 def test_loaded_again_after_an_undo(tables):

@@ -30,6 +30,7 @@ from backfill_assets.delta.table_schema import (
     SCHEMA_VERSION,
     declared_constraints,
     delta_schema,
+    missing_columns,
     raise_if_schema_differs,
     read_schema_version,
     schema_differences,
@@ -40,7 +41,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.columns import added, files_match_schema, is_wider_type
+from backfill_assets.tables.columns import added, files_match_schema, is_wider_type, nullable
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
@@ -317,6 +318,25 @@ def test_what_is_refused(name):
     plan = plan_migration(ledger_of(table, BEFORE), {})
     with pytest.raises(SchemaError, match=f"cannot be migrated: .*{reason}.*Nothing was written"):
         migrate.raise_if_refused(plan)
+
+
+@pytest.mark.parametrize(
+    ("stored", "properties"),
+    [(BEFORE, {}), (DROPPED, {SCHEMA_VERSION: "2", DROPPED_PROPERTY: '["note"]'})],
+    ids=["at once", "dropped before"],
+)
+def test_a_column_whose_name_has_another_case_does_not_bring_the_old_values_back(
+    stored, properties
+):
+    third = make_table(3, note=("Note", T.StringType, nullable(1.0, 1.0, "A note.")))
+    ledger = ledger_of(third, stored, **properties)
+    text = "column Note is there again, without its values from before it was dropped"
+    assert (text, "3 days are rewritten") in change_texts(plan_migration(ledger, {}))
+    assert ledger.metadata is not None
+    if stored is DROPPED:
+        assert missing_columns(third, ledger.metadata) == []
+        text = "column Note was dropped, and its old values are in the data files"
+        assert text in schema_differences(third, ledger.metadata)
 
 
 def test_a_default_that_rows_have_cannot_be_another():

@@ -134,7 +134,11 @@ def _plan_column(
     source = name if name in stored else old if old in stored else None
     migration.sources[name] = source
     if source is None:
-        if old is not None and name not in table_schema.dropped_columns(migration.ledger.metadata):
+        metadata = migration.ledger.metadata
+        is_back = table_schema.has_old_values(name, metadata) or name.lower() in map(
+            str.lower, stored
+        )
+        if old is not None and not is_back:
             migration.refused.append(
                 f"column {name} is renamed from {old}, and the table has neither: migrate it with "
                 "the code of each schema_version in between first, or leave renamed_from away if "
@@ -145,7 +149,7 @@ def _plan_column(
                 f"column {name} is new and required, and the days that are there have no values of "
                 "it: declare it nullable, or by `added` with a default"
             )
-        elif name in table_schema.dropped_columns(migration.ledger.metadata):
+        elif is_back:
             text = f"column {name} is there again, without its values from before it was dropped"
             migration.changes.append(SchemaChange(text, days))
         else:

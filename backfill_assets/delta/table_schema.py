@@ -70,11 +70,19 @@ def dropped_columns(metadata: TableMetadata) -> frozenset[str]:
     return frozenset(names).difference(metadata.struct.names)
 
 
+def has_old_values(name: str, metadata: TableMetadata) -> bool:
+    """Whether a new column would show values of a dropped one: Spark ignores the case of names."""
+    return name.lower() in {dropped.lower() for dropped in dropped_columns(metadata)}
+
+
 def missing_columns(table: Table, metadata: TableMetadata) -> list[T.StructField]:
     """The nullable columns of the model that can be added to the table, in model order."""
-    existing = dropped_columns(metadata).union(metadata.struct.names)
     return [
-        column for column in table.struct_type if column.nullable and column.name not in existing
+        column
+        for column in table.struct_type
+        if column.nullable
+        and column.name not in metadata.struct.names
+        and not has_old_values(column.name, metadata)
     ]
 
 
@@ -82,7 +90,6 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
     """The differences that keep the table from taking rows of the model, one sentence each."""
     stored = {column.name: column for column in metadata.struct}
     declared = {column.name: column for column in table.struct_type}
-    dropped_names = dropped_columns(metadata)
     messages = []
     if (stored_version := read_schema_version(metadata)) != table.schema_version:
         messages.append(
@@ -100,7 +107,7 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
         if name not in stored:
             if not column.nullable:
                 messages.append(f"column {name} ({type_}, required) is missing")
-            elif name in dropped_names:
+            elif has_old_values(name, metadata):
                 messages.append(
                     f"column {name} was dropped, and its old values are in the data files"
                 )
