@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +20,10 @@ from typing import Any
 import duckdb
 import msgspec
 import pandera.pyspark as pa
+import pyarrow
 import pyspark.sql.types as T
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -38,12 +41,14 @@ from backfill_assets.backfills.diff_query import (
     _choose_versions,
     _measure_drift,
     _measure_groups,
+    _text_columns,
     diff_table,
     measure_days,
 )
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay
+from backfill_assets.delta.table_schema import create_table
 from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
@@ -306,16 +311,140 @@ def test_booleans(spark, tmp_path):
     assert independent(url, 0, [day(1)]) == {day(1): fingerprint.sha256}
 
 
-def test_a_type_without_a_rule_is_refused(spark):
-    class Measures(pa.DataFrameModel):
-        day: T.DateType = pa.Field()
-        weight: T.DoubleType = pa.Field()
+#: Doubles of all kinds, by their bits: any, NaN with and without payload, the least, the greatest.
+DOUBLES = [
+    *(random.Random(15).getrandbits(64) for _ in range(2000)),
+    *(0x7FF8000000000000, 0xFFF8000000000000, 0x7FF0000000000001, 0xFFFFFFFFFFFFFFFF),
+    *(0, 1 << 63, 1, 0x000FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF),
+    *(0x7FF0000000000000, 0xFFF0000000000000, 0x3FF0000000000000, 0x4340000000000001),
+    *(int.from_bytes(struct.pack(">d", x)) for x in (0.1, -0.1, 2e23, 3.0, 1 / 3, 1e-5, 1e22)),
+]
 
-        class Config:
-            metadata = {"partition": "day"}  # noqa: RUF012
 
-    with pytest.raises(TypeError, match=r"measures\.weight: a double has no canonical text yet"):
-        measure_days(spark.range(0), Table("measures", Measures))
+class Measures(pa.DataFrameModel):
+    """Numbers as a sensor sends them."""
+
+    day: T.DateType = pa.Field()
+    number: T.DoubleType = pa.Field(nullable=True)
+    single: T.FloatType = pa.Field(nullable=True)
+
+    class Config:
+        metadata = {"partition": "day"}  # noqa: RUF012
+
+
+def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
+    """Written without Spark, so that each bit pattern is in the file as it is."""
+    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    numbers = [
+        *struct.unpack(f"<{len(DOUBLES)}d", struct.pack(f"<{len(DOUBLES)}Q", *DOUBLES)),
+        None,
+    ]
+    singles = [
+        *struct.unpack(
+            f"<{len(DOUBLES)}f", struct.pack(f"<{len(DOUBLES)}I", *(bits >> 32 for bits in DOUBLES))
+        ),
+        None,
+    ]
+    arrays = {
+        "day": pyarrow.array([day(1)] * len(numbers)),
+        "number": pyarrow.array(numbers, pyarrow.float64()),
+        "single": pyarrow.array(singles, pyarrow.float32()),
+    }
+    write_deltalake(url, pyarrow.table(arrays), partition_by=["day"])
+    (figures,) = measure_days(spark.read.format("delta").load(url), table).values()
+    assert {day(1): figures.sha256} == independent(url, 0, [day(1)])
+    with duckdb.connect() as engine:
+        for macro in SQL.split(";\n")[:2]:
+            engine.execute(macro)
+        lines = engine.execute(
+            "SELECT concat_ws(chr(9), field(day), float_field(number), float_field(single)) "
+            "FROM read_parquet($files, hive_partitioning = true)",
+            {"files": DeltaTable(url).file_uris()},
+        ).fetchall()
+    assert _python["hashed_day"](line for (line,) in lines) == figures.sha256
+
+
+def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
+    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    for zero, nan in (("0.0D", "double('NaN')"), ("-0.0D", "-double('NaN')"), ("5e-324D", "null")):
+        frame = spark.sql(
+            f"SELECT DATE'2024-01-01' AS day, stack(2, {zero}, {nan}) AS number, 0.1F AS single"
+        )
+        write_version(frame, table, url)
+    same, other = (diff_table(spark, url, table, {day(1): (0, version)}) for version in (1, 2))
+    assert (same.summary_line, other.summary_line) == (
+        "measures: 1 identical",
+        "measures: 1 changed",
+    )
+    assert [(s.kind, (s.before or s.after)["number"]) for s in other.samples] == [
+        ("added", "5e-324"),
+        ("added", None),
+        ("removed", "0.0"),
+        ("removed", "nan"),
+    ]
+    assert other.samples[0].after["single"] == "0.10000000149011612"
+
+
+#: By type that a model may have beside those of the default tables: values that look alike.
+VALUES = {
+    "tinyint": ["-128Y", "null"],
+    "smallint": ["7S", "-7S"],
+    "decimal(38,10)": ["1E-10BD", "-1E-10BD", "0", "12345678901234567890.5", "null"],
+    "decimal(38,38)": ["1E-38BD", "-1E-7BD", "0.5"],
+    "binary": ["X''", "X'00FF0A'", "null"],
+    "array<timestamp>": ["array(TIMESTAMP'2024-03-10 02:30:00Z')", "array()"],
+    "array<string>": [
+        "array()",
+        "array('')",
+        "array('a', 'b')",
+        "array('a, b')",
+        "array('a\", \"b')",
+        "array(null)",
+        r"array('\\N')",
+        "null",
+    ],
+    "array<array<double>>": ["array(array(1D, -0D), null)", "array(array(1D), array(0D))"],
+    "array<struct<a:string,b:date>>": [
+        "array(struct('x', null), null)",
+        "array(struct(null, DATE'2024-01-01'))",
+    ],
+    "map<string,array<double>>": [
+        "map('b', array(1D), 'a', null)",
+        "map('a, \"b', array(double('NaN')))",
+        "map()",
+        "null",
+    ],
+}
+
+
+def test_every_type_of_a_model_has_its_text(spark, tmp_path):
+    """Each value is told apart, and Python reads the same, whatever the session's zone and mode."""
+    kinds = {f"column_{n}": T._parse_datatype_string(kind) for n, kind in enumerate(VALUES)}
+    fields = {name: pa.Field(nullable=True) for name in kinds}
+    config = type("Config", (), {"metadata": {"partition": "day"}})
+    body = {"__annotations__": {"day": T.DateType, **kinds}, "day": pa.Field(), **fields}
+    table = Table("every", type("Every", (pa.DataFrameModel,), {**body, "Config": config}))
+    url, days = str(tmp_path / "every"), [day(n + 1) for n in range(max(map(len, VALUES.values())))]
+    create_table(lambda: spark, url, table, {})
+    rows = [
+        [f"CAST({values[n % len(values)]} AS {kind})" for kind, values in VALUES.items()]
+        for n in range(len(days))
+    ]
+    selects = [f"SELECT DATE'{d}', {', '.join(row)}" for d, row in zip(days, rows, strict=True)]
+    frame = spark.sql(" UNION ALL ".join(selects)).toDF(*table.columns)
+    frame.write.format("delta").mode("append").save(url)
+    stored = spark.read.format("delta").load(url)
+    shas = {d: figures.sha256 for d, figures in measure_days(stored, table).items()}
+    assert shas == independent(url, DeltaTable(url).version(), days)
+    texts = stored.select(*_text_columns(table).values()).collect()
+    distinct = [len({*column}) for column in zip(*texts, strict=True)][1:]
+    assert distinct == [len(values) for values in VALUES.values()]
+    with session_conf(
+        spark,
+        {"spark.sql.session.timeZone": "America/New_York", "spark.sql.ansi.enabled": "false"},
+    ):
+        again = measure_days(spark.read.format("delta").load(url), table)
+        assert {d: figures.sha256 for d, figures in again.items()} == shas
 
 
 def fact_row(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:

@@ -55,6 +55,8 @@ def daily_energy(readings: Annotated[DataFrame, Reads(READINGS.staged)]) -> Data
 TABLES = [READINGS, daily_energy]
 """
 KWH, KEY = 'kwh: T.DecimalType(12, 3) = Field(ge=0, description="Energy.")', '"key": ["meter_id"]'
+TABLE_METER = 'meter_id: T.StringType = Field(description="The meter.")\n    kwh'
+CONFIG = "    class Config:\n        strict = True\n        metadata: ClassVar = {"
 TOTALS, READS = '"totals": ["kwh"]', "Reads(READINGS.staged)"
 BODY = "    ...\n\nTABLES"
 DECLARED = 'DailyEnergy, checks=[conserves("readings", "kwh", "kwh")]'
@@ -124,6 +126,11 @@ MISTAKES = {
     "an integer": (KWH, kwh("ge=0", "T.IntegerType"), "kwh is int, .*: make it T.LongType"),
     "own name": ("state:", "log_date:", "a field cannot be named log_date"),
     "two spellings": ("state:", "KWH:", "is there twice, as Spark does not tell upper from lower"),
+    "times without a zone": (
+        CONFIG,
+        f"    at: T.ArrayType(T.TimestampNTZType())\n\n{CONFIG}",
+        "at is array<timestamp_ntz>, and no table has values of timestamp_ntz: take one of str",
+    ),
     "no type": (KWH, 'kwh: "Field" = Field()', "readings: Reading is no model|no type of Spark"),
     # Checks of columns.
     "regex of a number": (
@@ -235,6 +242,16 @@ MISTAKES = {
         KEY,
         '"key": ["meter"]',
         "\"key\" has 'meter', .*; did you mean 'meter_id'",
+    ),
+    "a key of doubles": (
+        TABLE_METER,
+        TABLE_METER.replace("T.StringType", "T.ArrayType(T.DoubleType())"),
+        "meter_id is array<double>, and part of the key: .* Take a DECIMAL",
+    ),
+    "a merge of maps": (
+        CONFIG,
+        f'    limits: T.MapType(T.StringType(), T.LongType())\n\n{CONFIG}"merge": True, ',
+        '"merge" of rows with the map limits: .* Leave "merge" out',
     ),
     "key twice": (KEY, '"key": ["meter_id", "meter_id"]', "\"key\" has 'meter_id' more than once"),
     "two keys": ("strict = True", 'strict = True; unique = ["run_date"]', "leave one of them out"),

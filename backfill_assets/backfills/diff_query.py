@@ -40,7 +40,7 @@ class ReconciliationError(RuntimeError):
 #: Escapes of characters that end a field or a line; the backslash must come first.
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _NULL = "\\N"
-#: With more decimals, Spark may write a small number with an exponent.
+#: With more decimals, a cast may write a small number with an exponent.
 _MAX_DECIMALS = 6
 #: Line hashes are grouped by this many leading digits, and hashed group by group first.
 _GROUP_DIGITS = 2
@@ -49,48 +49,73 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - in UTC, printed with a Z
 
 def _text_columns(table: Table) -> dict[str, Column]:
     """The fields of a row as canonical text by column, in the order of the table."""
-    return {
-        f.name: _text_column(F.col(f.name), f.dataType, table, f.name) for f in table.struct_type
-    }
+    return {f.name: _text_column(F.col(f.name), f.dataType) for f in table.struct_type}
 
 
-def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) -> Column:
-    """A value in its canonical text form; calls itself for the elements of an array.
+def _text_column(value: Column, kind: T.DataType, *, nested: bool = False) -> Column:
+    """A value in its canonical text form; `nested` if it is a part of another value.
 
-    `table` and `name` are only for the error message.
+    Each type that a model may have has one, see `model_metadata`.
     """
-    if isinstance(data_type, T.StringType):
-        text = value
-        for character, escaped in _ESCAPES.items():
-            text = F.replace(text, F.lit(character), F.lit(escaped))
-    elif isinstance(data_type, T.TimestampType):
-        # As a number, because text depends on the session's time zone.
-        text = F.unix_micros(value).cast("string")
-    elif isinstance(data_type, T.ArrayType) and not isinstance(
-        data_type.elementType, T.StringType | T.ArrayType
-    ):
-        elements = F.transform(value, lambda x: _text_column(x, data_type.elementType, table, name))
-        text = F.concat(F.lit("["), F.array_join(elements, ", "), F.lit("]"))
-    elif isinstance(data_type, T.DateType | T.IntegralType | T.BooleanType) or (
-        isinstance(data_type, T.DecimalType) and data_type.scale <= _MAX_DECIMALS
-    ):
-        text = value.cast("string")
-    else:
-        raise TypeError(
-            f"{table.name}.{name}: a {data_type.simpleString()} has no canonical text yet, so the "
-            "days of this table have no SHA-256. Add a rule to `reconciliation` and to "
-            "docs/reconciliation.md."
-        )
+    match kind:
+        case T.StringType():
+            text = _escape_text(value, nested=nested)
+        case T.BinaryType():
+            text = F.lower(F.hex(value))
+        case T.TimestampType():
+            # As a number, because text depends on the session's time zone.
+            text = F.unix_micros(value).cast("string")
+        case T.FloatType() | T.DoubleType():
+            text = _float_text(value)
+        case T.DecimalType() if kind.scale > _MAX_DECIMALS:
+            pattern = F.lit("0." + "0" * kind.scale)
+            text = F.call_function("format_number", value, pattern)
+        case T.ArrayType() | T.MapType() | T.StructType():
+            text = _nested_text(value, kind)
+        case _:
+            text = value.cast("string")
     return F.coalesce(text, F.lit(_NULL))
+
+
+def _escape_text(value: Column, *, nested: bool) -> Column:
+    """A string on one line; within another value it is quoted, as its end would be unknown."""
+    text, escapes = value, {**_ESCAPES, **({'"': '\\"'} if nested else {})}
+    for character, escaped in escapes.items():
+        text = F.replace(text, F.lit(character), F.lit(escaped))
+    return F.concat(F.lit('"'), text, F.lit('"')) if nested else text
+
+
+def _float_text(value: Column) -> Column:
+    """The exact value as C writes it by `%a`; -0.0 as 0.0, and all NaN as `nan`.
+
+    Java writes `%a` otherwise: 0x1.0p1, Infinity. A decimal text differs between Java's versions.
+    """
+    number = F.when(value == 0, 0.0).otherwise(value.cast("double"))
+    text = F.replace(F.format_string("%a", number), F.lit(".0p"), F.lit("p"))
+    text = F.replace(F.regexp_replace(text, r"p(\d)", r"p+$1"), F.lit("Infinity"), F.lit("inf"))
+    # Of a null, `format_string` makes the text null.
+    return F.when(value.isNotNull(), F.lower(text))
+
+
+def _nested_text(value: Column, kind: T.ArrayType | T.MapType | T.StructType) -> Column:
+    """An array in [], a struct in {}; a map as the array of its entries, ordered by their text."""
+    if isinstance(kind, T.StructType):
+        fields = [_text_column(value[f.name], f.dataType, nested=True) for f in kind]
+        text = F.concat(F.lit("{"), F.concat_ws(", ", *fields), F.lit("}"))
+        return F.when(value.isNotNull(), text)
+    if isinstance(kind, T.MapType):
+        entry = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        entries = F.transform(F.map_entries(value), lambda x: _nested_text(x, entry))
+        parts = F.array_sort(entries)
+    else:
+        parts = F.transform(value, lambda x: _text_column(x, kind.elementType, nested=True))
+    return F.concat(F.lit("["), F.array_join(parts, ", "), F.lit("]"))
 
 
 def measure_days(frame: DataFrame, table: Table) -> dict[date, diff.DayFigures]:
     """The figures of each day of a frame of the table's rows, in one Spark query.
 
     Days without rows are left out: see `DayFigures.for_empty_day`.
-
-    Raises:
-        TypeError: a column has a type without a canonical text form.
     """
     figures_by_group = _measure_groups(frame, table, table.partition)
     return {day: figures for (day,), figures in figures_by_group.items()}
@@ -160,7 +185,6 @@ def diff_table(
 
     Raises:
         ReconciliationError: a version cannot be read.
-        TypeError: a column has a type without a canonical text form.
     """
     try:
         return _diff_days(partial(_read_days, spark, url, table), table, versions, ledger)
@@ -293,7 +317,10 @@ def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[diff
 
 
 def _readable_row(cells: Sequence[str] | None, table: Table) -> dict[str, str | None] | None:
-    """The canonical texts of a row by column, with null and times decoded; None without a row."""
+    """The canonical texts of a row by column, with null, times and floating-point numbers decoded.
+
+    None without a row.
+    """
     if cells is None:
         return None
     values: dict[str, str | None] = {}
@@ -301,6 +328,8 @@ def _readable_row(cells: Sequence[str] | None, table: Table) -> dict[str, str | 
         values[column.name] = None if cell == _NULL else cell
         if isinstance(column.dataType, T.TimestampType) and cell != _NULL:
             values[column.name] = _format_micros(int(cell))
+        elif isinstance(column.dataType, T.FloatType | T.DoubleType) and cell != _NULL:
+            values[column.name] = str(float.fromhex(cell))
     return values
 
 

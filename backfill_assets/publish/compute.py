@@ -28,6 +28,7 @@ from backfill_assets.publish.types import ComputePlan
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.arguments import declaration_location
+from backfill_assets.tables.model_metadata import contains_floats
 from backfill_assets.tables.table import Table
 
 #: The traceback of a Python worker, and its last lines.
@@ -176,7 +177,7 @@ def refuse_dependent_days(
         .withColumn(_ALONE_COLUMN, F.lit(False))
     ]
     exact = T.StructType(
-        [column for column in table.struct_type if not _contains_floats(column.dataType)]
+        [column for column in table.struct_type if not contains_floats(column.dataType)]
     )
     sums = digest_sums(exact)
     frames += [
@@ -217,14 +218,3 @@ def sample_days(rows: Mapping[date, int], input_rows: Mapping[date, int]) -> lis
     empty = sorted(rows.keys() - filled, key=lambda day: (-input_rows[day], day))
     fewest = sorted(filled, key=lambda day: (day == filled[0], rows[day], day))
     return [*empty[:1], *fewest[:_ENOUGH_DAYS]]
-
-
-def _contains_floats(kind: T.DataType) -> bool:
-    """Return whether a type contains floating-point numbers, whose sums depend on the row order."""
-    if isinstance(kind, T.ArrayType):
-        return _contains_floats(kind.elementType)
-    if isinstance(kind, T.MapType):
-        return _contains_floats(kind.keyType) or _contains_floats(kind.valueType)
-    if isinstance(kind, T.StructType):
-        return any(_contains_floats(field.dataType) for field in kind)
-    return isinstance(kind, T.FloatType | T.DoubleType)

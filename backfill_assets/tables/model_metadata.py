@@ -129,13 +129,56 @@ def _wrong_name(shown: str, name: str, not_allowed: Collection[str]) -> str:
     return f"a column cannot be named {shown!r}: {reason or 'give it a name'}"
 
 
+#: The types of values, as Spark names them, that tables are written, compared and exported with.
+#: For others, such as timestamp_ntz, a table would need features of Delta that commits do not have.
+_VALUE_KINDS = (
+    *("string", "binary", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double"),
+    *("decimal", "date", "timestamp"),
+)
+
+
+def _value_types(kind: T.DataType) -> Iterator[T.DataType]:
+    """The types of the values that a value consists of: of an array, map or struct, its parts'."""
+    match kind:
+        case T.ArrayType():
+            yield from _value_types(kind.elementType)
+        case T.MapType():
+            yield from _value_types(kind.keyType)
+            yield from _value_types(kind.valueType)
+        case T.StructType():
+            for field in kind:
+                yield from _value_types(field.dataType)
+        case _:
+            yield kind
+
+
+def _is_value_type(kind: T.DataType) -> bool:
+    """Whether tables have values of a type: no intervals, no texts with a collation."""
+    return kind.simpleString().partition("(")[0] in _VALUE_KINDS
+
+
+def contains_floats(kind: T.DataType) -> bool:
+    """Whether a type contains floating-point numbers, whose sums depend on the row order."""
+    return any(isinstance(value, T.FloatType | T.DoubleType) for value in _value_types(kind))
+
+
+def _contains_maps(kind: T.DataType) -> bool:
+    """Whether a type contains maps, which Spark neither compares nor groups by."""
+    return "map<" in kind.simpleString()
+
+
 def _wrong_types(columns: Mapping[str, Any]) -> Iterator[str]:
-    """Yield columns without a Spark type, and names that differ only in case, one sentence each."""
+    """Yield columns whose type no table has, and names that differ only in case."""
     lower_names = [name.lower() for name in columns]
     for name, column in columns.items():
         kind = getattr(column.dtype, "type", None)
         if not isinstance(kind, T.DataType):
             yield f"{name} has no type of Spark's: annotate it as {name}: T.StringType"
+        elif wrong := [x.simpleString() for x in _value_types(kind) if not _is_value_type(x)]:
+            yield (
+                f"{name} is {kind.simpleString()}, and no table has values of {wrong[0]}: take one "
+                f"of {', '.join(_VALUE_KINDS)}, or arrays, maps and structs of them"
+            )
         if lower_names.count(name.lower()) > 1:
             yield f"{name} is there twice, as Spark does not tell upper from lower case"
 
@@ -204,8 +247,9 @@ def _wrong_names(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_keys(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Yield errors in `key`, `totals` and `Config.unique`, one sentence each."""
-    columns = [*model.to_schema().columns]
+    """Yield errors in `key`, `totals`, `merge` and `Config.unique`, one sentence each."""
+    columns = model.to_schema().columns
+    kinds = {name: column.dtype.type for name, column in columns.items()}
     key, unique = [*metadata.get("key", ())], [*key_of(model, {})]
     for name, names in (("key", key), ("Config.unique", unique)):
         for column in names:
@@ -217,6 +261,19 @@ def _wrong_keys(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> 
             yield f'"{name}" has {repeated[0]!r} more than once'
     if key and unique and {*key} != {*unique}:
         yield f'"key" is {key} and Config.unique is {unique}: leave one of them out'
+    for column in dict.fromkeys((*key, *unique)):
+        if column in kinds and (contains_floats(kinds[column]) or _contains_maps(kinds[column])):
+            yield (
+                f"{column} is {kinds[column].simpleString()}, and part of the key: floating-point "
+                "numbers that are computed anew may differ in the last digit, and maps have no "
+                "order. Take a DECIMAL, or a text"
+            )
+    maps = [name for name, kind in kinds.items() if _contains_maps(kind)]
+    if maps and metadata.get("merge"):
+        yield (
+            f'"merge" of rows with the map {maps[0]}: Spark does not tell whether two maps are '
+            'equal. Leave "merge" out, or make it an array of structs'
+        )
 
 
 def _wrong_rules(metadata: Mapping[str, Any]) -> Iterator[str]:
