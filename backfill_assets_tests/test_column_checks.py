@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import ClassVar
@@ -19,6 +20,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import sql_conditions, wrong_checks
 from backfill_assets.tables.table import Table
 
+NAN, INFINITY = math.nan, math.inf
 #: By check: the type of the column, what is declared, values that pass, values that do not.
 CHECKS = {
     "gt": (T.LongType, {"gt": 0}, [1], [0, -1]),
@@ -33,7 +35,17 @@ CHECKS = {
     ),
     "eq": (T.BooleanType, {"eq": True}, [True], [False]),
     "ne": (T.StringType, {"ne": "it's"}, ["its"], ["it's"]),
-    "in_range": (T.DoubleType, {"in_range": (0, 0.5)}, [0.0, 0.5], [0.51, float("nan")]),
+    "in_range": (T.DoubleType, {"in_range": (0, 0.5)}, [0.0, 0.5], [0.51, NAN]),
+    "gt of doubles": (T.DoubleType, {"gt": -1}, [-0.0, 1e300, INFINITY], [-1.0, -INFINITY, NAN]),
+    "ge of doubles": (T.DoubleType, {"ge": 0}, [-0.0, 0.0], [-5e-324, NAN]),
+    "le of doubles": (T.DoubleType, {"le": 1e300}, [-INFINITY, 1e300], [INFINITY, NAN]),
+    "tiny": (T.DoubleType, {"gt": 1e-300}, [2e-300], [1e-300, 0.0]),
+    "ne of doubles": (T.DoubleType, {"ne": 0}, [NAN, 1.0], [0.0, -0.0]),
+    "one of many doubles": (T.DoubleType, {"isin": [0, *range(5, 20)]}, [-0.0, 19.0], [1.0, NAN]),
+    "none of many doubles": (T.DoubleType, {"notin": [0, *range(5, 20)]}, [NAN, 1.0], [-0.0, 5.0]),
+    "le of floats": (T.FloatType, {"le": 0.1}, [0.1, -0.0], [0.2, NAN]),
+    "ge of floats": (T.FloatType, {"ge": 0.7}, [0.7, INFINITY], [0.6, NAN]),
+    "one of floats": (T.FloatType, {"isin": [0.1, 0.2]}, [0.1, 0.2], [0.3, NAN]),
     "open range": (T.LongType, {"in_range": (0, 9, False, False)}, [1, 8], [0, 9]),
     "isin": (T.StringType, {"isin": ["a", "b\\n", "c'd"]}, ["a", "b\\n", "c'd"], ["b", ""]),
     "notin": (T.LongType, {"notin": [7, 8]}, [6], [7, 8]),
@@ -138,6 +150,8 @@ def test_a_column_that_may_be_null(spark):
     (condition,) = sql_conditions("x", any_share).values()
     frame = spark.createDataFrame([("a",), (None,), ("b",)], "x string")
     assert frame.where(condition).count() == 2
+    (bound,) = sql_conditions("x", make_column(T.DoubleType, Field(ge=0, nullable=True))).values()
+    assert bound == "x IS NULL OR x >= 0 AND NOT isnan(x)"
 
 
 class Reading(pa.DataFrameModel):

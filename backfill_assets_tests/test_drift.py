@@ -11,10 +11,12 @@ import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from backfill_assets import STAGED, Reads, nullable, table
 from backfill_assets.audit.profile import (
     Baseline,
+    _bin_column,
     count_values,
     histogram_rows,
     judge_drift,
@@ -63,6 +65,12 @@ def test_the_bins_are_those_of_powers_of_two(spark):
         },
         day(2): {"count": {"-2^0": 1}, "money": {"0": 1}, "churned": {"false": 1}},
     }
+    doubles = [math.nan, -math.nan, -0.0, 1.5, -math.inf]
+    bins = [_bin_column(F.lit(number), T.DoubleType()) for number in doubles]
+    assert [*spark.range(1).select(*bins).first()] == [
+        *("NaN", "NaN", "0", "2^0"),
+        f"-2^{2**63 - 1}",
+    ]
 
 
 def test_the_index_is_that_of_the_books():

@@ -140,14 +140,15 @@ _DRIFT, _SKEW = "drift", "skew"
 
 
 def _bin_column(value: Column, kind: T.DataType) -> Column:
-    """Return an expression for the bin of a value: `null`, `0`, a power of two, or a boolean."""
+    """Return an expression for a value's bin: `null`, `0`, a power of two, `NaN`, or a boolean."""
     if isinstance(kind, T.BooleanType):
         label = value.cast("string")
     else:
         number = value.cast("double")
         sign = F.when(number < 0, "-").otherwise("")
         power = F.floor(F.log2(F.abs(number))).cast("string")
-        label = F.when(number == 0, "0").otherwise(F.concat(sign, F.lit("2^"), power))
+        label = F.when(number == 0, "0").when(F.isnan(number), "NaN")
+        label = label.otherwise(F.concat(sign, F.lit("2^"), power))
     return F.when(value.isNull(), "null").otherwise(label)
 
 

@@ -10,6 +10,7 @@ rows that break it. A condition over several rows is a function that returns the
 
 import math
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -184,9 +185,32 @@ def sql_conditions(name: str, column: Any) -> dict[str, str]:
     # A condition that is null does not hold.
     null = f"{sql_name} IS NULL OR " if column.nullable else ""
     return {
-        f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](sql_name, check.statistics)}"
+        f"{name}_{check.name}": f"{null}{_sql_condition(sql_name, column.dtype.type, check)}"
         for check in column.checks
     }
+
+
+def _sql_condition(name: str, kind: T.DataType, check: Any) -> str:
+    """A check as a SQL condition; NaN is within no bounds and equals no value."""
+    statistics = check.statistics
+    if isinstance(kind, T.FloatType):
+        statistics = {option: _as_float(value) for option, value in statistics.items()}
+    condition = _CONDITIONS[check.name](name, statistics)
+    # For Spark, NaN is greater than any number.
+    lower_bound = check.name in ("greater_than", "greater_than_or_equal_to")
+    is_floating = isinstance(kind, T.FloatType | T.DoubleType)
+    return f"{condition} AND NOT isnan({name})" if lower_bound and is_floating else condition
+
+
+def _as_float(value: Any) -> Any:
+    """A number, or a list of them, as a FLOAT column has it, with which Spark compares as doubles.
+
+    So 0.1 is 0.10000000149011612, as it is in a row.
+    """
+    if isinstance(value, float | Decimal):
+        return struct.unpack("f", struct.pack("f", value))[0]
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    return [_as_float(item) for item in value] if is_list else value
 
 
 def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
@@ -289,6 +313,10 @@ def _python_only_construct(pattern: str) -> str:
     return others[0] if others else next(iter(classes), "")
 
 
+#: The most digits of a literal that is a DECIMAL for Spark.
+_MOST_DIGITS = 38
+
+
 def _sql_literals(values: Iterable[Any]) -> list[str]:
     """Values as SQL literals; those of a set are sorted."""
     literals = map(_sql_literal, values)
@@ -306,7 +334,9 @@ def _sql_literal(value: Any) -> str:
     if isinstance(value, date):
         return f"DATE'{value}'"
     if isinstance(value, float | Decimal):
-        return f"{Decimal(str(value)):f}"
+        text = f"{Decimal(str(value)):f}"
+        digits = text.lstrip("-0").replace(".", "")
+        return text if len(digits) <= _MOST_DIGITS else f"{float(value)!r}D"
     return str(value)
 
 
