@@ -22,12 +22,16 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
+from backfill_assets.assets import derived
+from backfill_assets.assets.input_frames import sums_by_day
 from backfill_assets.audit.verdicts import RefusedError
+from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot, write_files
+from backfill_assets.delta.read_check import check_read
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.publish.types import ComputedDays, DayResult, Outcome
@@ -626,6 +630,27 @@ def test_a_rule_that_comes_while_a_day_is_computed_holds_for_it(loaded, spark):
     assert "1 row(s) break the rule orders < 5" in result.verdict.failure_reasons
     assert len(built) == 2
     assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+
+
+def test_a_sum_that_is_no_number_of_64_bits(loaded, spark):
+    """The audit, the record, the reconciliation and who reads without Spark have the same one."""
+    rows = fact_rows(spark, [(2, "a", 6 * 10**18), (2, "b", 6 * 10**18)])
+    (result,) = publish_frame(loaded, rows, window(2, 2))
+    assert outcome_values([result]) == ["written"]
+    assert result.verdict.metrics.totals["orders"] == 12 * 10**18
+    published = loaded.io_manager.ledger(FACT).latest[day(2)].days[day(2)]
+    assert published.totals["orders"] == str(12 * 10**18)
+    assert check_read(loaded.deployment, FACT, days(2)).problems == []
+    url = loaded.io_manager.url(FACT)
+    (difference,) = diff_table(
+        spark, url, FACT, {day(2): (None, loaded.log(FACT.name).version())}
+    ).days
+    assert difference.difference_text.startswith("rows +2, orders +12,000,000,000,000,000,000")
+    frame = spark.read.format("delta").load(url).withColumn("for_day", F.col("run_date"))
+    sums = derived._aggregations(frame, {"orders": "orders", "rows": None})
+    of_day = sums_by_day(frame, "for_day", sums, FACT.zero_totals)[day(2)]
+    assert of_day == {"orders": 12 * 10**18, "rows": 2}
+    assert type(of_day["orders"]) is int
 
 
 #: A value, and what its bounds are, or None where none are told.

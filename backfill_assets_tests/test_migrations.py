@@ -395,6 +395,10 @@ def test_code_of_an_older_version_changes_nothing():
         (T.DecimalType(10, 2), T.DecimalType(11, 4), False),
         (T.DecimalType(10, 2), T.DecimalType(12, 1), False),
         (T.DateType(), T.TimestampType(), False),
+        (T.ArrayType(T.FloatType()), T.ArrayType(T.DoubleType()), True),
+        (T.ArrayType(T.LongType(), False), T.ArrayType(T.LongType()), True),
+        (T.ArrayType(T.DecimalType(30, 2)), T.ArrayType(T.DecimalType(28, 2)), False),
+        (T.ArrayType(T.FloatType()), T.DoubleType(), False),
     ],
 )
 def test_which_types_hold_all_values_of_another(old, new, holds):

@@ -123,6 +123,11 @@ MISTAKES = {
         kwh("ge=0", "T.DoubleType"),
         "kwh is double.* Make it a DECIMAL, as T.Decimal",
     ),
+    "sums beyond 38 digits": (
+        KWH,
+        kwh("ge=0", "T.DecimalType(38, 0)"),
+        r"kwh is one of the totals and has the type decimal\(38,0\), .* at most 28, as decimal\(28",
+    ),
     "an integer": (KWH, kwh("ge=0", "T.IntegerType"), "kwh is int, .*: make it T.LongType"),
     "own name": ("state:", "log_date:", "a field cannot be named log_date"),
     "two spellings": ("state:", "KWH:", "is there twice, as Spark does not tell upper from lower"),
@@ -342,6 +347,11 @@ MISTAKES = {
         DECLARED,
         'DailyEnergy, checks=[conserves("readings", "kw", "kwh")]',
         "did you mean 'kwh'",
+    ),
+    "conserves a text": (
+        DECLARED,
+        'DailyEnergy, checks=[conserves("readings", "state", "kwh")]',
+        r"stg_readings\.state is conserved and has the type string, whose sum",
     ),
     "conserves no name": (
         DECLARED,

@@ -19,7 +19,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import raw_expectations, raw_load, staging
+from backfill_assets.assets import derived, raw_expectations, raw_load, staging
 from backfill_assets.assets.raw_rows import (
     REASON,
     FileCounts,
@@ -27,7 +27,16 @@ from backfill_assets.assets.raw_rows import (
     RetainedRows,
     read_versions,
 )
-from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.audit.verdicts import (
+    DayMetrics,
+    Expectation,
+    Finding,
+    Severity,
+    Verdict,
+    measure_days,
+    total_value,
+)
+from backfill_assets.backfills.diff import DayDiff, DayFigures
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import TableSnapshot
@@ -36,7 +45,7 @@ from backfill_assets.landing.files import LandingFile, LandingFiles
 from backfill_assets.landing.formats import TEXT, csv_records, header_columns
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.load_manifest import LoadManifest, LoadTarget
-from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
+from backfill_assets.orders.tables import CORRECTIONS, ORDER_LINES, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
@@ -71,7 +80,7 @@ VISITS = Source(
     version_time="sent",
     named={Role.LATE: "tardy_visits", Role.LATENESS: "lateness_of_visits"},
 )
-WEEK = Window(day(1), day(8))
+WEEK, ONE_DAY = Window(day(1), day(8)), Window(day(1), day(2))
 
 
 def visit_row(
@@ -308,6 +317,74 @@ def test_lateness_without_money(spark):
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
     assert "have no published raw_visits;" in expectation.warnings[0]
+
+
+class BillLine(pa.DataFrameModel):
+    """A version of a bill in a currency with many zeros."""
+
+    number: T.LongType = Field(description="Of the bill.")
+    at: T.TimestampType = Field(description="When it was written.")
+    amount: T.DecimalType(28, 0) = Field(description="What is to be paid.")  # type: ignore[valid-type]
+
+
+def source_of(kind: T.DecimalType) -> Source:
+    """A source of bills with amounts of a type."""
+    body = {"__annotations__": {"amount": kind}, "amount": Field(description="To be paid.")}
+    lines = type("Lines", (BillLine,), {**body, "__module__": __name__})
+    return Source("bills", lines, key=["number"], event_time="at", amount="amount")
+
+
+@pytest.mark.parametrize(
+    ("amount", "figure"),
+    [
+        ((10, 4), (28, 2)),
+        ((18, 2), (28, 2)),
+        ((20, 2), (30, 2)),
+        ((28, 2), (38, 2)),
+        ((28, 0), (38, 0)),
+    ],
+)
+def test_figures_of_lateness_are_wide_enough_for_the_amounts(amount, figure):
+    table = source_of(T.DecimalType(*amount)).lateness
+    kind = T.DecimalType(*figure)
+    kinds = {column.name: column.dataType for column in table.struct_type}
+    assert kinds["late_amount"] == kinds["beyond_amount"] == kind
+    assert kinds["amount_by_delay"] == T.ArrayType(kind)
+    assert table.schema_version == (1 if figure == (28, 2) else 2)
+    assert [*kinds] == [*VISITS.lateness.columns]
+    assert table.check_constraints == VISITS.lateness.check_constraints
+
+
+def test_sums_of_the_largest_amounts(spark):
+    source, most = source_of(T.DecimalType(28, 0)), Decimal("9" * 28)
+    rows = [
+        (day(3), day(3), n, datetime(2024, 1, 1, tzinfo=timezone.utc), most, "f") for n in (1, 2)
+    ]
+    raw = dedup.with_event_day(spark.createDataFrame(rows, source.raw.struct_type), source, "UTC")
+    rejected = spark.createDataFrame([], "arrival_date DATE")
+    frame = staging.lateness_figures(raw, rejected, source, Window(day(3), day(4)), 1)
+    source.lateness.conform_frame(frame)
+    (row,) = frame.collect()
+    assert row["late_amount"] == row["beyond_amount"] == row["amount_by_delay"][0]
+    assert str(row["late_amount"]) == "1" + "9" * 27 + "8"
+    expectation = staging.late_expectations(raw, source, WEEK, 1, START)[day(3)]
+    assert expectation.entries["late amount"] == row["late_amount"]
+    (measured,) = measure_days(raw.select(*source.raw.columns), source.raw).values()
+    assert measured.totals == {"amount": row["late_amount"]}
+
+
+def test_sums_in_python_are_exact():
+    cents = Decimal("9" * 28 + ".99")
+    counts = FileCounts(amount=cents) + FileCounts(amount=Decimal("0.02"))
+    assert str(counts.amount) == "1" + "0" * 28 + ".01"
+    totals, more = {"orders": 1, "revenue": cents}, {"orders": 1, "revenue": Decimal("0.01")}
+    expectations = derived.correction_expectations(CORRECTIONS, {day(1): totals}, {}, ONE_DAY)
+    assert expectations[day(1)].totals["revenue"] == cents.copy_negate()
+    figures = DayFigures(1, None, totals, "a"), DayFigures(1, None, more, "b")
+    assert (total_value(None, 0), total_value(Decimal("1.5"), 0)) == (0, Decimal("1.5"))
+    assert [type(total_value(Decimal(3), zero)) for zero in (0, Decimal(0))] == [int, Decimal]
+    difference = DayDiff(day(1), (0, 1), *figures).difference_text
+    assert difference == f"revenue -{Decimal('9' * 28 + '.98'):,}"
 
 
 # --- what a change touches ------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class Readings(pa.DataFrameModel):
     day: T.DateType
     meter: T.StringType
     kwh: T.DoubleType
+    cost: T.DecimalType(38, 2)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ class Readings(pa.DataFrameModel):
             "has the type double, whose sum depends on the order of the rows: make it a DECIMAL",
         ),
         ("meter", "has the type string"),
+        ("cost", r"has the type decimal\(38,2\), whose sum may have more than 38 digits"),
         ("power", "no column"),
     ],
 )

@@ -20,7 +20,7 @@ from backfill_assets.assets.input_frames import (
 )
 from backfill_assets.assets.log_lines import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
-from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.audit.verdicts import Expectation, exact_sums, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY
@@ -62,13 +62,14 @@ def input_sums(
             sums_by_date[day] = sums
     if missing := [day for day in days if day not in sums_by_date]:
         rest = rows.where(any_window_condition(to_windows(missing), day_column))
-        sums_by_date |= sums_by_day(rest, day_column, _aggregations(columns), zeros)
+        sums_by_date |= sums_by_day(rest, day_column, _aggregations(rest, columns), zeros)
     return sums_by_date
 
 
-def _aggregations(columns: Mapping[str, str | None]) -> dict[str, Column]:
+def _aggregations(rows: DataFrame, columns: Mapping[str, str | None]) -> dict[str, Column]:
+    kinds = {column.name: column.dataType for column in rows.schema}
     return {
-        name: F.count(F.lit(1)) if column is None else F.sum(column)
+        name: F.count(F.lit(1)) if column is None else sum_exactly(column, kinds[column])
         for name, column in columns.items()
     }
 
@@ -108,10 +109,11 @@ def derived_expectations(
             check.total: check.column for check in table.conserved if check.parameter == parameter
         }
         nothing = {name: table.zero_totals[name] for name in columns}
-        input_totals = _input_totals(table, sources, parameter, frame, columns, days)
-        for day, day_totals in totals.items():
-            for name, value in input_totals.get(day, nothing).items():
-                day_totals[name] = day_totals.get(name, table.zero_totals[name]) + value
+        with exact_sums():
+            input_totals = _input_totals(table, sources, parameter, frame, columns, days)
+            for day, day_totals in totals.items():
+                for name, value in input_totals.get(day, nothing).items():
+                    day_totals[name] = day_totals.get(name, table.zero_totals[name]) + value
     return {
         day: Expectation(
             entries={f"expected {n}": v for n, v in day_totals.items()}, totals=day_totals
@@ -137,7 +139,7 @@ def _input_totals(
     if input_reads.each_row_once:
         return _sum_day_ranges(frame, columns, table.zero_totals, days)
     if not columns or not (input_reads.of_the_day or carries_state(table)):
-        return sums_by_day(frame, FOR_DAY, _aggregations(columns), table.zero_totals)
+        return sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), table.zero_totals)
     if not carries_state(table):
         return input_sums(source, frame, FOR_DAY, columns, table.zero_totals, days)
     totals_by_day: dict[date, Sums] = {}
@@ -147,7 +149,8 @@ def _input_totals(
             totals_by_day |= {day: recorded for day in stretch if recorded is not None}
         if missing := [day for day in days if day not in totals_by_day]:
             rest = frame.where(any_window_condition(to_windows(missing), FOR_DAY))
-            totals_by_day |= sums_by_day(rest, FOR_DAY, _aggregations(columns), table.zero_totals)
+            sums = _aggregations(rest, columns)
+            totals_by_day |= sums_by_day(rest, FOR_DAY, sums, table.zero_totals)
         return totals_by_day
     rows = frame.where(F.col(input_reads.table.partition) == F.col(FOR_DAY))
     own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_totals, days)
@@ -170,14 +173,14 @@ def _sum_day_ranges(
     """Return sums by day of rows that count for a range of days each."""
     if not columns:
         return {}
-    ranges = frame.groupBy(FIRST_FOR_DAY, LAST_FOR_DAY).agg(*_aggregations(columns).values())
+    ranges = frame.groupBy(FIRST_FOR_DAY, LAST_FOR_DAY).agg(*_aggregations(frame, columns).values())
     totals: dict[date, Sums] = {}
     for first, last, *values in ranges.collect():
         for day in Window(first, last + DAY):
             if day in days:
                 day_totals = totals.setdefault(day, {name: zeros[name] for name in columns})
                 for name, value in zip(columns, values, strict=True):
-                    day_totals[name] += zeros[name] if value is None else value
+                    day_totals[name] += total_value(value, zeros[name])
     return totals
 
 
@@ -291,8 +294,9 @@ def current_expectations(
     )
     # A model may have a total `lines`, but none that begins with an underscore.
     names = ["_lines", "_superseded", *sums]
+    summed = both.toDF(day, *names)
     day_sums = sums_by_day(
-        both.toDF(day, *names), day, {name: F.sum(name) for name in names}, table.zero_totals
+        summed, day, _aggregations(summed, {name: name for name in names}), table.zero_totals
     )
     nothing: Sums = {name: table.zero_totals.get(name, 0) for name in names}
     expectations = {}
@@ -338,12 +342,14 @@ def correction_expectations(
             fact_sums.get(day, table.zero_totals),
             current_sums.get(day, table.zero_totals),
         )
+        with exact_sums():
+            differences = {name: current_totals[name] - fact_totals[name] for name in table.totals}
         expectations[day] = Expectation(
             entries={
                 **fact_totals,
                 **{f"current {name}": total for name, total in current_totals.items()},
             },
-            totals={name: current_totals[name] - fact_totals[name] for name in table.totals},
+            totals=differences,
         )
     return expectations
 

@@ -14,7 +14,7 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.audit.verdicts import Expectation, total_value
 from backfill_assets.calendar.partitions import DAY, Grain, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
 from backfill_assets.delta.data_files import TableSnapshot
@@ -57,7 +57,7 @@ def sums_by_day(
     result_rows = rows.groupBy(day).agg(*columns).collect()
     return {
         partition: {
-            name: zeros.get(name, 0) if value is None else value
+            name: total_value(value, zeros.get(name, 0))
             for name, value in zip(names, values, strict=True)
         }
         for partition, *values in result_rows

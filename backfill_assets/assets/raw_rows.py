@@ -11,6 +11,7 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.formats import PROBLEM, TEXT, identifier_fields
@@ -374,15 +375,16 @@ class FileCounts:
     ambiguous_keys: tuple[str, ...] = ()
 
     def __add__(self, other: "FileCounts") -> "FileCounts":
-        return FileCounts(
-            self.landed + other.landed,
-            self.rejected + other.rejected,
-            self.early + other.early,
-            self.accepted + other.accepted,
-            self.amount + other.amount,
-            self.ambiguous + other.ambiguous,
-            self.ambiguous_keys + other.ambiguous_keys,
-        )
+        with exact_sums():
+            return FileCounts(
+                self.landed + other.landed,
+                self.rejected + other.rejected,
+                self.early + other.early,
+                self.accepted + other.accepted,
+                self.amount + other.amount,
+                self.ambiguous + other.ambiguous,
+                self.ambiguous_keys + other.ambiguous_keys,
+            )
 
 
 @dataclass(frozen=True)

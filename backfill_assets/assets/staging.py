@@ -385,7 +385,7 @@ def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int
     A figure that a day does not have (a share of no lines, a delay of no late line) is left out.
 
     Args:
-        row: of `tables.sources.ArrivalLateness`.
+        row: of `tables.source_models.ArrivalLateness`.
         arrives_after: days after which the source's lines usually arrive; windows begin then.
     """
     lines = row["lines"]

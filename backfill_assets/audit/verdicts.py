@@ -7,9 +7,10 @@ writes anything, and neither uses Dagster.
 import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import date
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from functools import reduce
 from statistics import median
 from types import MappingProxyType
@@ -290,6 +291,26 @@ def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
     return {row["_day"]: digest_text(row.asDict(), frame.schema) for row in rows}
 
 
+def sum_exactly(column: str, kind: T.DataType) -> Column:
+    """The sum of a column, in a type that is wide enough for it; of no rows null."""
+    value = F.col(column)
+    # A DECIMAL of n digits is summed in one of n + 10, and a BIGINT in a BIGINT.
+    return F.sum(value.cast(T.DecimalType(19, 0)) if isinstance(kind, T.LongType) else value)
+
+
+def total_value(value: int | Decimal | None, zero: int | Decimal) -> int | Decimal:
+    """A sum that Spark has computed, of whole numbers an `int`; `zero` if there is none."""
+    if value is None:
+        return zero
+    whole = isinstance(zero, int) and isinstance(value, Decimal) and value == int(value)
+    return int(value) if whole else value
+
+
+def exact_sums() -> AbstractContextManager[Context]:
+    """A context for sums of totals in Python, which rounds to 28 digits by default."""
+    return localcontext(prec=76)
+
+
 def measure_days(
     frame: DataFrame,
     table: Table,
@@ -310,7 +331,10 @@ def measure_days(
             f"null_{name}": F.expr(f"count_if({quote_name(name)} IS NULL)")
             for name in table.columns
         },
-        **{f"total_{name}": F.sum(name) for name in table.totals},
+        **{
+            f"total_{name}": sum_exactly(name, table.struct_type[name].dataType)
+            for name in table.totals
+        },
         **{f"broken_{n}": F.count_if(_breaks_rule(rule)) for n, rule in enumerate(rules)},
         # By number: the name of a kind may have characters that a column name may not.
         **{f"kind_{n}": F.count_if(F.expr(kind)) for n, kind in enumerate(kinds.values())},
@@ -357,7 +381,10 @@ def _day_metrics(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
         duplicate_keys=row["rows"] - row["keys"],
-        totals={name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()},
+        totals={
+            name: total_value(row[f"total_{name}"] or None, zero)
+            for name, zero in table.zero_totals.items()
+        },
         digest=digest_text(row, table.struct_type),
         broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
         kinds={kind: row[f"kind_{at}"] for at, kind in enumerate(kinds)},

@@ -16,6 +16,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
+from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
@@ -270,7 +271,8 @@ class DayDiff:
     def difference_text(self) -> str:
         """Differences of rows, keys and totals as text; empty for an identical day."""
         old, new = (figures.by_name if figures else {} for figures in (self.before, self.after))
-        deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
+        with exact_sums():
+            deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
         if deltas.get("keys") == deltas.get("rows"):  # as expected: one row for each key
             deltas.pop("keys", None)
         differences = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]

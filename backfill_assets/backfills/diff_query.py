@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.audit.profile import ks_statistic, stability_index
+from backfill_assets.audit.verdicts import sum_exactly, total_value
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
@@ -127,17 +128,19 @@ def _measure_groups(
     """The figures by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
-    sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
+    kinds = {f"total_{name}": table.struct_type[name].dataType for name in table.totals}
     rows = frame.select(*group_columns, line, *[F.col(x).alias(f"total_{x}") for x in table.totals])
     # Group by group, because one task cannot hold all lines of a large day in memory.
     groups = rows.groupBy(*group_columns, first).agg(
         F.count(F.lit(1)).alias("rows"),
         _hash_lines(F.sort_array(F.collect_list("line"))).alias("group"),
-        *sums,
+        *(sum_exactly(name, kind).alias(name) for name, kind in kinds.items()),
     )
     in_order = F.sort_array(F.collect_list(F.struct("first", "group")))["group"]
     days = groups.groupBy(*group_columns).agg(
-        F.sum("rows").alias("rows"), _hash_lines(in_order).alias("sha256"), *sums
+        F.sum("rows").alias("rows"),
+        _hash_lines(in_order).alias("sha256"),
+        *(F.sum(name).alias(name) for name in kinds),
     )
     if table.key:
         # A separate aggregation: with the lists above, Spark would group those by key as well.
@@ -154,7 +157,10 @@ def _hash_lines(hashes: Column) -> Column:
 
 
 def _figures_from_row(row: Mapping[str, Any], table: Table) -> diff.DayFigures:
-    totals = {name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()}
+    totals = {
+        name: total_value(row[f"total_{name}"] or None, zero)
+        for name, zero in table.zero_totals.items()
+    }
     return diff.DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
 
 

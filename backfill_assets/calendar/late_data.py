@@ -108,7 +108,7 @@ def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
 
 
 def lines_within(row: Mapping[str, Any], window_days: int) -> int:
-    """The number of lines of a log day, a row of `sources.ArrivalLateness`, in a window.
+    """The number of lines of a log day, a row of `source_models.ArrivalLateness`, in a window.
 
     The window is counted from the event day on, and need not be the configured one.
     """

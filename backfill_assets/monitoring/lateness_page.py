@@ -21,7 +21,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.deployment import Deployment
 from backfill_assets.tables.sources import Source
 
-#: Rows of `tables.sources.ArrivalLateness`, as they come from the table.
+#: Rows of `tables.source_models.ArrivalLateness`, as they come from the table.
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -52,7 +52,7 @@ def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> La
     later ones.
 
     Args:
-        rows: of `tables.sources.ArrivalLateness`.
+        rows: of `tables.source_models.ArrivalLateness`.
         window_days: the reprocessing window W, which is compared as well.
         arrives_after: days after which the source's lines usually arrive; windows begin then.
     """

@@ -501,6 +501,9 @@ def is_wider_type(old: T.DataType, new: T.DataType) -> bool:
         return whole and new.scale >= old.scale
     if type(old) in _WHOLE_TYPES and type(new) in _WHOLE_TYPES:
         return _WHOLE_TYPES.index(type(old)) < _WHOLE_TYPES.index(type(new))
+    if isinstance(old, T.ArrayType) and isinstance(new, T.ArrayType):
+        parts = (old.elementType, new.elementType)
+        return parts[0] == parts[1] or is_wider_type(*parts)
     return isinstance(old, T.FloatType) and isinstance(new, T.DoubleType)
 
 
@@ -555,24 +558,6 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
 def rules_in(metadata: Mapping[str, Any]) -> dict[str, Rule]:
     """The row rules in a model's metadata, by name."""
     return {name: Rule(*rule) for name, rule in metadata.get("rules", {}).items()}
-
-
-def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]:
-    """Why columns cannot be totals, one sentence each.
-
-    The sum of floating-point numbers depends on the order of the rows: the same day computed twice
-    would have two totals.
-    """
-    kinds = {name: column.dtype.type for name, column in columns.items()}
-    return [
-        f"{name} is one of the totals and no column"
-        if name not in kinds
-        else f"{name} is one of the totals and has the type {kinds[name].simpleString()}, whose "
-        "sum depends on the order of the rows: make it a DECIMAL, such as decimal(18,2), or a "
-        "whole number"
-        for name in totals
-        if not isinstance(kinds.get(name), T.DecimalType | T.IntegralType)
-    ]
 
 
 def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict[str, Rule]:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, Reach, RecordedReach
-from backfill_assets.tables import arguments, sources
+from backfill_assets.tables import arguments, source_models
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
@@ -439,7 +439,7 @@ def _copy_model(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameMo
 
 def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
     """The model of corrections: the key, and totals without bounds, as they may be negative."""
-    facts_columns = sources.model_columns(facts.model, bounded=False)
+    facts_columns = source_models.model_columns(facts.model, bounded=False)
     columns = {
         **{name: facts_columns[name] for name in (facts.partition, *facts.key)},
         **{
@@ -451,4 +451,4 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
         },
     }
     metadata = {"partition": facts.partition, "key": list(facts.key), "totals": list(facts.totals)}
-    return sources.build_model(f"{facts.model.__name__}Corrections", doc, columns, metadata)
+    return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns, metadata)

@@ -396,3 +396,39 @@ def wrong_drifts(table: ModelledTable) -> list[str]:
         for name in table.drift
         if not isinstance(types.get(name), T.NumericType | T.BooleanType)
     ]
+
+
+#: The most digits of a column that is summed: a sum of up to ten billion rows has ten more, and a
+#: DECIMAL of Spark has 38.
+_MOST_SUMMED_DIGITS = 28
+
+
+def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]:
+    """Why columns cannot be totals, one sentence each.
+
+    The sum of floating-point numbers depends on the order of the rows: the same day computed twice
+    would have two totals.
+    """
+    kinds = {name: column.dtype.type for name, column in columns.items()}
+    return [
+        f"{name} is one of the totals and {problem}"
+        for name in totals
+        if (problem := wrong_sum(kinds.get(name)))
+    ]
+
+
+def wrong_sum(kind: T.DataType | None) -> str:
+    """Why a column of a type, or of none, cannot be summed; empty if it can."""
+    if kind is None:
+        return "no column"
+    if not isinstance(kind, T.DecimalType | T.IntegralType):
+        return (
+            f"has the type {kind.simpleString()}, whose sum depends on the order of the rows: make "
+            "it a DECIMAL, such as decimal(18,2), or a whole number"
+        )
+    if isinstance(kind, T.DecimalType) and kind.precision > _MOST_SUMMED_DIGITS:
+        return (
+            f"has the type {kind.simpleString()}, whose sum may have more than 38 digits: give it "
+            f"at most {_MOST_SUMMED_DIGITS}, as decimal({_MOST_SUMMED_DIGITS},{kind.scale})"
+        )
+    return ""

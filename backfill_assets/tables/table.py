@@ -34,7 +34,6 @@ from backfill_assets.tables.columns import (
     sql_conditions,
     with_defaults,
     wrong_schema,
-    wrong_totals,
 )
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
@@ -157,7 +156,7 @@ class Table:
         if wrong := wrong or [
             *model_metadata.wrong_partition(self.model, metadata),
             *wrong_schema(metadata, self.columns),
-            *wrong_totals(self.columns, metadata.get("totals", ())),
+            *model_metadata.wrong_totals(self.columns, metadata.get("totals", ())),
         ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])

@@ -31,7 +31,13 @@ from backfill_assets.tables.derived import (
     Reads,
     Transform,
 )
-from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
+from backfill_assets.tables.model_metadata import (
+    is_model,
+    suggest_name,
+    wrong_drifts,
+    wrong_skews,
+    wrong_sum,
+)
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table, wrong_names
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
@@ -442,6 +448,10 @@ def _check_table(derived: Derived) -> Derived:
             raise arguments.DeclarationError(
                 f"{derived.name}: {source.name} has no column {check.column}"
                 f"{suggest_name(check.column, source.columns)}"
+            )
+        if check.column and (problem := wrong_sum(source.columns[check.column].dtype.type)):
+            raise arguments.DeclarationError(
+                f"{derived.name}: {source.name}.{check.column} is conserved and {problem}"
             )
     if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
         raise arguments.DeclarationError(f"{derived.name}: {'; '.join(wrong)}")

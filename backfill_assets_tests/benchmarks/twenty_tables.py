@@ -18,7 +18,7 @@ class Revenue(pa.DataFrameModel):
     """The revenue of a day, or of some days up to it."""
 
     run_date: T.DateType = Field(description="The last of the days.")
-    revenue: T.DecimalType(38, 2) = Field(description="Their revenue.")  # type: ignore[valid-type]
+    revenue: T.DecimalType(28, 2) = Field(description="Their revenue.")  # type: ignore[valid-type]
 
     class Config:
         """One row a day."""
@@ -33,7 +33,7 @@ def revenue(name: str, days: Reach) -> Derived:
     def made(facts: Annotated[DataFrame, Reads(FACT, days)]) -> DataFrame:
         """The revenue of some days."""
         return facts.groupBy(F.col(FOR_DAY).alias("run_date")).agg(
-            F.sum("revenue").cast("decimal(38,2)").alias("revenue")
+            F.sum("revenue").cast("decimal(28,2)").alias("revenue")
         )
 
     made.__name__ = made.__qualname__ = name

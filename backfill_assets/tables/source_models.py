@@ -1,0 +1,208 @@
+"""The pandera models of a source's tables, built from the model of its lines."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+
+from backfill_assets.tables import model_metadata
+from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
+
+#: A column of a model: its type, and its `Field`.
+TypeAndField = tuple[Any, Any]
+
+_LOG_DAY = "Log day: the day of the arrival folder, or the next for an early line."
+_ARRIVAL_DAY = "Day of the arrival folder, from its path."
+
+
+def build_model(
+    name: str, doc: str, columns: Mapping[str, TypeAndField], metadata: Mapping[str, Any]
+) -> type[pa.DataFrameModel]:
+    """A pandera model built from columns; `doc` is its docstring, the meaning of a row."""
+    config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
+    body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}
+    body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
+    body |= {"__doc__": doc, "__module__": __name__, "Config": config}
+    return type(name, (pa.DataFrameModel,), body)
+
+
+def model_columns(
+    lines: type[pa.DataFrameModel], *, bounded: bool = True
+) -> dict[str, TypeAndField]:
+    """The columns of a model of lines, for use in the model of a table.
+
+    With `bounded`, its bounds on the share of nulls hold for the table as well.
+    """
+    return {
+        name: (column.dtype.type, _copied_field(column, bounded))
+        for name, column in lines.to_schema().columns.items()
+    }
+
+
+def _copied_field(column: Any, bounded: bool) -> Any:
+    bounds = nullable_bounds(column) if bounded else NullBounds(1.0, 1.0)
+    rates = {"null_warn": bounds.warn, "null_error": bounds.error}
+    nulls: Any = {"nullable": True, "metadata": rates} if column.nullable else {}
+    copied = Field(description=column.description, **nulls)
+    copied.checks = [*column.checks]
+    return copied
+
+
+def day_column(description: str) -> TypeAndField:
+    """A DATE column."""
+    return T.DateType, Field(description=description)
+
+
+def _declare_text(description: str) -> TypeAndField:
+    """A STRING column."""
+    return T.StringType, Field(description=description)
+
+
+def _declare_file(source: str) -> TypeAndField:
+    return _declare_text(f"Landing file, relative to the folder {source}.")
+
+
+def raw_model(
+    source: str, lines: type[pa.DataFrameModel], totals: list[str]
+) -> type[pa.DataFrameModel]:
+    """The model of the raw log. It has no key: the same line may be sent twice."""
+    columns = {
+        "log_date": day_column(_LOG_DAY),
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        **model_columns(lines),
+        "source_file": _declare_file(source),
+    }
+    metadata = {
+        "partition": "log_date",
+        "totals": totals,
+        "notices": {"rejected_lines": "Few of the day's lines are rejected."},
+    }
+    doc = f"The immutable log of the lines of {source} as they arrived, by log day."
+    return build_model("Raw", doc, columns, metadata)
+
+
+def rejected_model(source: str) -> type[pa.DataFrameModel]:
+    """The model of the rejected lines. They have no reliable key."""
+    columns = {
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        "source_file": _declare_file(source),
+        "text": _declare_text("The line as it arrived; a Parquet row as JSON."),
+        "reason": _declare_text("Why it is rejected."),
+    }
+    doc = f"Landed lines of {source} that could not be read, kept as text with the reason."
+    return build_model("Rejected", doc, columns, {"partition": "arrival_date"})
+
+
+def staged_model(
+    source: str, lines: type[pa.DataFrameModel], key: list[str], totals: list[str]
+) -> type[pa.DataFrameModel]:
+    """The model of staging: each key has one row a day."""
+    columns = {
+        "event_date": day_column("Day of the event, in the business time zone."),
+        **model_columns(lines),
+        "log_date": day_column("Log day of the version that won."),
+    }
+    watched = {model_metadata.SKEW: model_metadata.metadata_of(lines).get(model_metadata.SKEW, {})}
+    metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
+    doc = f"{source}: each key once on its event day, in the greatest version that came in time."
+    return build_model("Staged", doc, columns, metadata)
+
+
+def late_model(
+    source: str, lines: type[pa.DataFrameModel], totals: list[str]
+) -> type[pa.DataFrameModel]:
+    """The model of the late lines. It has no key: the same line may be sent twice."""
+    columns = {
+        "log_date": day_column("Log day."),
+        "event_date": day_column("The closed day that the line tells of."),
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        **model_columns(lines, bounded=False),
+        "source_file": _declare_file(source),
+    }
+    metadata = {
+        "partition": "log_date",
+        "totals": totals,
+        "notices": {"late_lines": "No line came after the window of its day had closed."},
+    }
+    doc = f"Lines of {source} that were logged after the window of their event day had closed."
+    return build_model("Late", doc, columns, metadata)
+
+
+#: The type of sums of amounts, unless these have more digits before the point.
+_MONEY = T.DecimalType(28, 2)
+#: The digits that a sum of ten billion numbers has more than they, and the most that there are.
+_MORE_DIGITS, _MOST_DIGITS = 10, 38
+
+
+class ArrivalLateness(pa.DataFrameModel):
+    """How late the lines of each log day were; one row a day."""
+
+    log_date: T.DateType = Field(description="Log day.")
+    lines: T.LongType = Field(ge=0, description="Lines logged on this day.")
+    late_lines: T.LongType = Field(
+        ge=0,
+        description="Those of them that came a day or more after they were to: after their event "
+        "day, or as many days later as the source says (`arrives_after`).",
+    )
+    late_amount: _MONEY = Field(description="Sum of the late lines' amounts.")  # type: ignore[valid-type]
+    beyond_lines: T.LongType = Field(ge=0, description="Late lines beyond the window.")
+    beyond_amount: _MONEY = Field(  # type: ignore[valid-type]
+        description="Sum of the amounts of the lines beyond the window."
+    )
+    superseded_lines: T.LongType = Field(
+        ge=0,
+        description="Versions that this day's lines made obsolete: lines of a key that was "
+        "known already, by this day or the W days before it.",
+    )
+    rejected_lines: T.LongType = Field(
+        ge=0, description="Lines of this arrival day that could not be read."
+    )
+    delay_days_p50: T.LongType = nullable(
+        1.0, 1.0, "Median of how late the late lines are, in days."
+    )
+    delay_days_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in days.")
+    delay_days_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in days.")
+    delay_minutes_p50: T.LongType = nullable(
+        1.0, 1.0, "Median of version time less event time of the late lines, in minutes."
+    )
+    delay_minutes_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in minutes.")
+    delay_minutes_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in minutes.")
+    delays: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="Days between event and log day that occur among the lines, ascending."
+    )
+    lines_by_delay: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, how many lines."
+    )
+    amount_by_delay: T.ArrayType(_MONEY) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, the sum of the lines' amounts without their signs."
+    )
+
+    class Config:
+        """One row a day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "log_date", "key": ["log_date"]}
+
+
+def lateness_model(amount: T.DataType | None) -> type[pa.DataFrameModel]:
+    """The model of the figures of lateness, with sums that are wide enough for a source's amounts.
+
+    `amount` is the type of the amounts; None if the source has none.
+    """
+    whole = amount.precision - amount.scale if isinstance(amount, T.DecimalType) else 0
+    if whole + _MORE_DIGITS <= _MONEY.precision - _MONEY.scale:
+        return ArrivalLateness
+    digits = min(whole + _MORE_DIGITS + _MONEY.scale, _MOST_DIGITS)
+    kind = T.DecimalType(digits, digits - whole - _MORE_DIGITS)
+    columns = model_columns(ArrivalLateness)
+    for name, wide in {
+        "late_amount": kind,
+        "beyond_amount": kind,
+        "amount_by_delay": T.ArrayType(kind),
+    }.items():
+        columns[name] = (wide, columns[name][1])
+    # A table that has sums of `_MONEY` is migrated to these.
+    metadata = {**model_metadata.metadata_of(ArrivalLateness), "schema_version": 2}
+    return build_model("ArrivalLateness", ArrivalLateness.__doc__ or "", columns, metadata)
