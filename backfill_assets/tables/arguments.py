@@ -33,10 +33,11 @@ def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
     return f" ({file}, line {line})" if file else ""
 
 
-def declaration_source(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The text of the line of `declaration_location`, before a message; empty if none."""
+def locate_message(message: str, frames: Iterable[tuple[FrameType, int]]) -> str:
+    """A message between the text and the place of the first line of `frames` in user code."""
+    frames = [*frames]
     source = linecache.getline(*_declaring_line(frames)).strip()
-    return f"`{source}`: " if source else ""
+    return f"{f'`{source}`: ' if source else ''}{message}{declaration_location(frames)}"
 
 
 def _declaring_line(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int]:

@@ -24,12 +24,7 @@ from backfill_assets.calendar.late_data import Policy, combine_policies
 from backfill_assets.calendar.partitions import DAY, Grain
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
-from backfill_assets.tables.arguments import (
-    DeclarationError,
-    declaration_location,
-    declaration_source,
-    describe_value,
-)
+from backfill_assets.tables.arguments import DeclarationError, describe_value, locate_message
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
@@ -338,7 +333,7 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
     except _DECLARATION_ERRORS as error:
         frames = [*traceback.walk_tb(error.__traceback__)][::-1]
         advice = _PATTERN_ADVICE if isinstance(error, re.error) else ""
-        text = f"{declaration_source(frames)}{error}{advice}{declaration_location(frames)}"
+        text = locate_message(f"{error}{advice}", frames)
         raise _settings_error(tables_path, text) from error
     if not isinstance(listed, Iterable) or isinstance(listed, str):
         raise _settings_error(
