@@ -8,11 +8,11 @@ from backfill_assets.backfills.changes import (
     commits_of,
     is_commit_of,
     overwritten_since,
+    reverted_by_table,
     reverted_days,
     unchanged_days,
 )
 from backfill_assets.backfills.reconcile import find_replaced_days
-from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import FACT

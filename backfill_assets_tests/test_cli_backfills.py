@@ -15,8 +15,8 @@ from dagster._core.test_utils import create_run_for_test
 from dagster._daemon.types import DaemonHeartbeat
 
 from backfill_assets.assets import backfill_jobs
+from backfill_assets.backfills import changes, state_store
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills import state_store, undo
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, materialize, outcomes
@@ -201,7 +201,7 @@ def test_plans(instance, monkeypatch, capsys):
     ]
     put_back = {"bbbbbbbb": {FACT.name: {date(2024, 1, 1): Mock()}}}
     monkeypatch.setattr(
-        undo, "reverted_by_table", lambda _, id_: put_back.get(id_, {FACT.name: {}})
+        changes, "reverted_by_table", lambda _, id_: put_back.get(id_, {FACT.name: {}})
     )
     assert main(["plans", "--json"]) == 0
     assert [plan["state"] for plan in json.loads(capsys.readouterr().out)] == [

@@ -8,11 +8,11 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills import backfill_plan, reconcile, stages, state_store
-from backfill_assets.backfills.changes import is_commit_of
+from backfill_assets.backfills.changes import is_commit_of, reverted_by_table
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
-from backfill_assets.backfills.undo import NothingToUndoError, reverted_by_table
+from backfill_assets.backfills.undo import NothingToUndoError
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id

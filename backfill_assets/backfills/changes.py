@@ -356,6 +356,17 @@ def reverted_days(
     return {day for day, change in changes.items() if origins.is_reverted(day, change)}
 
 
+def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, CommitRecord]]:
+    """Days that a backfill wrote and that are reverted, each with its last commit, by table.
+
+    `name` is a backfill or run, as in `is_commit_of`.
+    """
+    return {
+        table: {day: changes[day].last_commit for day in reverted_days(ledgers[table], changes)}
+        for table, changes in changed_days_by_table(ledgers, name).items()
+    }
+
+
 def overwritten_since(
     ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins | None = None
 ) -> dict[date, CommitRecord | ExternalCommit]:

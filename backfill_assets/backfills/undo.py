@@ -19,8 +19,6 @@ from pyspark.sql import DataFrame
 from backfill_assets.audit.verdicts import NO_ROWS, Verdict, digests_by_day, rows_differ
 from backfill_assets.backfills.changes import (
     DayChange,
-    changed_days_by_table,
-    reverted_days,
     written_days,
 )
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
@@ -28,7 +26,7 @@ from backfill_assets.calendar import partitions
 from backfill_assets.delta import data_files, records
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
@@ -74,8 +72,9 @@ def undo_backfill(
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
-            on input by others, its old files are deleted, or its old rows would fail the audit.
-            Raised before anything is written, unless another run commits meanwhile.
+            on input by others, its old files are deleted, or its old rows would fail the audit or
+            are not those of its record. Raised before anything is written, unless another run
+            commits meanwhile.
     """
     request = _UndoRequest(deployment, name, days)
     scopes = request.current_scopes()
@@ -87,9 +86,20 @@ def undo_backfill(
         raise NothingToUndoError(
             f"{message} at {deployment.settings.warehouse}; nothing was written."
         )
-    for table in request.tables.values():
-        record = publisher.run_metadata(table, run_id, tags)
-        undo = _TableUndo(publisher, request, table, record)
+    undos = {
+        table_name: _TableUndo(
+            publisher, request, table, publisher.run_metadata(table, run_id, tags)
+        )
+        for table_name, table in request.tables.items()
+    }
+    # All tables before the first commit: what follows is refused only if another run comes first.
+    if problems := [text for undo in undos.values() for text in undo.find_problems()]:
+        raise UndoRefusedError(
+            f"{name} was not undone, and nothing was written: {'; '.join(problems)}. Leave these "
+            "days out, or mend the input and launch them again."
+        )
+    for table_name, undo in undos.items():
+        table = request.tables[table_name]
         for _ in range(ATTEMPTS):
             # Another run may have published downstream days since the first check.
             results = undo.restore_days()
@@ -107,7 +117,10 @@ def undo_backfill(
 def preview_undo(
     deployment: Deployment, name: str, days: Container[date] | None = None
 ) -> tuple[dict[str, UndoScope], list[str]]:
-    """What `undo_backfill` would revert now, by table, and why it would refuse; writes nothing."""
+    """What `undo_backfill` would revert now, by table, and why it would refuse; writes nothing.
+
+    The old rows are not read: `undo_backfill` itself audits them.
+    """
     request = _UndoRequest(deployment, name, days)
     scopes = request.current_scopes()
     problems = request.find_problems(scopes)
@@ -137,23 +150,14 @@ def days_written_by_run(deployment: Deployment, run_id: str) -> dict[str, set[da
     return days_by_table
 
 
-def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, records.CommitRecord]]:
-    """Days that a backfill wrote and that are reverted, each with its last commit, by table.
-
-    `name` is a backfill or run, as in `changes.is_commit_of`.
-    """
-    return {
-        table: {day: changes[day].last_commit for day in reverted_days(ledgers[table], changes)}
-        for table, changes in changed_days_by_table(ledgers, name).items()
-    }
-
-
 class _UndoRequest:
-    """One undo request; caches its scopes until a table has a new version."""
+    """One undo request; caches its scopes until a table has a new version, and audits."""
 
     def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
         self.deployment, self.name, self.days = deployment, name, days
         self.tables = deployment.tables
+        #: By table, the version and the versions of the old rows that were audited, and these.
+        self.audited: dict[str, tuple[object, AuditedDays]] = {}
         self._cached: tuple[dict[str, int | None], dict[str, UndoScope]] = ({}, {})
 
     def current_scopes(self) -> dict[str, UndoScope]:
@@ -280,21 +284,23 @@ class _TableUndo:
         """Audit the old rows of the table and commit them; None if another commit came first.
 
         Raises:
-            UndoRefusedError: another run has written one of the days meanwhile, or the old rows
-                would fail the audit.
+            UndoRefusedError: another run has written one of the days meanwhile.
         """
         ledger = self.publisher.ledger(self.table)  # before the scopes, which may be newer
         scope = self.request.current_scopes()[self.table.name]
         todo = {**scope.unchanged, **scope.changes}
         if not todo:
             return []
-        if problems := self.request.find_problems({self.table.name: scope}):
+        problems = self.request.find_problems({self.table.name: scope})
+        if not problems:
+            audited, problems = self._audit_old_rows(ledger, scope)
+        if problems:
             raise UndoRefusedError(
-                f"{self.table.name} was not undone: {'; '.join(problems)}. Tables that were put "
-                "back before it stay so; when the days are free, ask again for the rest."
+                f"{self.table.name} was not undone, as another run came first: "
+                f"{'; '.join(problems)}. Tables that were put back before stay so; when the days "
+                "are free, ask again for the rest."
             )
         with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
-            audited = audit_days(*self._read_old_days(ledger, scope, todo))
             notes = self._commit_notes(ledger, audited, scope.changes, todo)
         audited = replace(audited, computed=replace(audited.computed, notes=notes))
         committed = audited.commit_once()
@@ -302,6 +308,29 @@ class _TableUndo:
             audited.remove_files()
             return None
         return [*committed.results()]
+
+    def find_problems(self) -> list[str]:
+        """Why the old rows cannot be put back: messages that name the days."""
+        scope = self.request.current_scopes()[self.table.name]
+        if not (scope.unchanged or scope.changes):
+            return []
+        _, problems = self._audit_old_rows(self.publisher.ledger(self.table), scope)
+        return problems
+
+    def _audit_old_rows(self, ledger: Ledger, scope: UndoScope) -> tuple[AuditedDays, list[str]]:
+        """The audited old rows, and why they cannot be put back."""
+        todo, name = {**scope.unchanged, **scope.changes}, self.table.name
+        rows = ledger.version, {day: change.version_before for day, change in todo.items()}
+        with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
+            plan, computed = self._read_old_days(ledger, scope, todo)
+            # Days of a stateful table are judged by the inputs, which have been put back since.
+            if name in self.request.audited and not plan.digester:
+                known_rows, audited = self.request.audited[name]
+                if known_rows == rows:
+                    return audited.by_plan(plan, computed), []
+            audited = audit_days(plan, computed)
+            self.request.audited[name] = rows, audited
+            return audited, [*self._find_wrong_rows(ledger, audited, scope.changes)]
 
     def _read_old_days(
         self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]
@@ -394,14 +423,13 @@ class _TableUndo:
             return None
         return old.days[day]
 
-    def _refuse_other_rows(
+    def _find_wrong_rows(
         self, ledger: Ledger, audited: AuditedDays, changes: Mapping[date, DayChange]
-    ) -> None:
-        """Raise if the old files hold other rows than are, or will be, on record.
-
-        Raises:
-            UndoRefusedError: they hold other rows.
-        """
+    ) -> Iterator[str]:
+        """Messages for old rows that fail the audit, or are not those of the record."""
+        if failed := [v for v in audited.verdicts.values() if not v.may_publish]:
+            reasons = "; ".join(f"{self.table.name}[{v.day}] {v.failure_reasons}" for v in failed)
+            yield f"what was there before would not pass the audit: {reasons}"
         table, columns = self.table, cache(self._columns_at)
         spark, url = self.publisher.engine.spark_session, self.publisher.url(table)
         digests = {day: v.metrics.digest for day, v in audited.verdicts.items() if day in changes}
@@ -417,12 +445,9 @@ class _TableUndo:
                 given = digests_by_day(rows, table.partition)
                 wrong |= {day for day in files if given.get(day, NO_ROWS) != digests[day]}
             if wrong:
-                raise UndoRefusedError(
-                    f"{table.name} [{partitions.format_ranges(wrong)}] was not undone: its "
-                    "files of version "
-                    f"{version} give other rows than their commit tells of. Tables that were put "
-                    "back before it stay so. Leave these days out, or mend the input and launch "
-                    "them again."
+                yield (
+                    f"the files of {table.name} [{partitions.format_ranges(wrong)}] in version "
+                    f"{version} give other rows than their commit tells of"
                 )
 
     def _find_other_rows(
@@ -493,20 +518,8 @@ class _TableUndo:
         changes: Mapping[date, DayChange],
         todo: Mapping[date, DayChange],
     ) -> records.CommitNotes:
-        """Notes of the commit: final days, revoked days and details.
-
-        Raises:
-            UndoRefusedError: the old rows would fail the audit.
-        """
+        """Notes of the commit: final days, revoked days and details."""
         verdicts = [*audited.verdicts.values()]
-        if failed := [v for v in verdicts if not v.may_publish]:
-            reasons = "; ".join(f"{self.table.name}[{v.day}] {v.failure_reasons}" for v in failed)
-            raise UndoRefusedError(
-                f"{self.table.name} was not undone, as what was there before would not pass the "
-                f"audit: {reasons}. Tables that were put back before it stay so; leave these days "
-                "out, or mend the input and launch them again."
-            )
-        self._refuse_other_rows(ledger, audited, changes)
         details = msgspec.structs.replace(
             self._commit_details(ledger, audited.computed.frame, verdicts, todo),
             undoes=self.request.name,

@@ -213,7 +213,7 @@ def plans(out: Output, as_json: bool) -> None:
 def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
     """A row of `plans`; for a plan saved by another release, the state is the error message."""
     from backfill_assets.backfills import stages, state_store
-    from backfill_assets.backfills.undo import reverted_by_table
+    from backfill_assets.backfills.changes import reverted_by_table
 
     try:
         backfill_state = state_store.load(dagster, id_)

@@ -155,6 +155,16 @@ class AuditedDays:
     histograms: Mapping[date, Histograms] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
 
+    def by_plan(self, plan: types.ComputePlan, computed: types.ComputedDays) -> "AuditedDays":
+        """The same rows, with the inputs, provenance and files of a later plan of the same days."""
+        return replace(
+            self,
+            plan=plan,
+            computed=replace(computed, numbers=self.computed.numbers),
+            fingerprints={day: plan.fingerprints[day] for day in plan.days},
+            files={},
+        )
+
     @property
     def reasons(self) -> dict[date, str]:
         """By day that is not identical, why it was computed."""

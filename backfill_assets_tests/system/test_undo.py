@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 
+import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.assets import backfill_jobs
@@ -342,14 +343,34 @@ def test_launched_again_after_an_undo(loaded):
         assert published_digests(loaded) == before
 
 
-def test_what_vacuum_has_taken_cannot_come_back(wrong):
-    (change,) = changed_days(
-        read_ledgers(wrong.deployment)[STAGED.name], commits_of("wrongone")
-    ).values()
-    url = wrong.settings.table(STAGED.name)
-    for path in list_data_files(url, STAGED, [day(2)], change.version_before)["path"].to_pylist():
-        (wrong.warehouse / STAGED.name / path).unlink()
+def old_files(pipeline, table):
+    """The version before `wrongone`, and its files of day 2."""
+    ledger = read_ledgers(pipeline.deployment)[table.name]
+    (change,) = changed_days(ledger, commits_of("wrongone")).values()
+    url = pipeline.settings.table(table.name)
+    files = list_data_files(url, table, [day(2)], change.version_before)["path"].to_pylist()
+    return change, [pipeline.warehouse / table.name / path for path in files]
+
+
+def test_old_files_that_cannot_come_back(wrong):
+    """What they hold is read before the first table is put back, and again where a run came."""
     versions = {name: wrong.log(name).version() for name in CHAIN}
+    # The last table of the undo has an old file with other rows than its commit tells of.
+    change, (path,) = old_files(wrong, FACT)
+    rows = pq.read_table(path)
+    path.unlink()  # it may be a hard link
+    pq.write_table(rows.slice(1), path)
+    refused = wrong.failure(run_undo(wrong, "wrongone", fails=True))
+    assert "wrongone was not undone, and nothing was written" in refused
+    assert (
+        f"the files of {FACT.name} [2024-01-02] in version {change.version_before} give other "
+        "rows than their commit tells of"
+    ) in refused
+    assert versions == {name: wrong.log(name).version() for name in CHAIN}
+    # VACUUM has taken files.
+    change, paths = old_files(wrong, STAGED)
+    for path in paths:
+        path.unlink()
     refused = wrong.failure(run_undo(wrong, "wrongone", fails=True))
     assert (
         f"the files that stg_orders [2024-01-02] had in version {change.version_before} are gone"
@@ -359,8 +380,11 @@ def test_what_vacuum_has_taken_cannot_come_back(wrong):
 
 
 def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch):
+    audits = []
+
     def audit_or_die(plan, computed):
-        if plan.table is FACT:
+        audits.append(plan.table)
+        if audits.count(FACT) == 2:  # first all tables are audited, then each as it is put back
             raise KeyboardInterrupt
         return audit_days(plan, computed)
 
@@ -441,7 +465,8 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(wrong, monkeypatch,
     if when == "before the undo":
         load_day()
     else:
-        waiting = [load_day]
+        # First all tables are audited, then each as it is put back.
+        waiting = [load_day, lambda: None]
 
         def audit_after_load(plan, computed):
             if plan.table is STAGED and waiting:
