@@ -30,7 +30,8 @@ REWRITE = {REWRITE_TAG: "true"}
 
 @pytest.fixture(scope="module")
 def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
-    pipeline = Pipeline(engine, tmp_path_factory.mktemp("dependent"), tables=TABLES)
+    root = tmp_path_factory.mktemp("dependent")
+    pipeline = Pipeline(engine, root, tables=TABLES, check_independence=True)
     rows = [
         (day(n), f"{n}-{i}", f"c{i}", stamp, Decimal(n), stamp, day(n))
         for n in (1, 2, 3)
@@ -78,7 +79,7 @@ def test_a_day_by_itself_is_what_it_is(pipeline, engine):
 
 
 def test_it_can_be_switched_off(engine, pipeline):
-    lax = Pipeline(engine, pipeline.root, tables=TABLES, check_independence=False)
+    lax = Pipeline(engine, pipeline.root, tables=TABLES)
     lax.run(1, 3, ["since_the_day_before"])
     assert ledger_of(lax, "since_the_day_before").published_days
 

@@ -42,6 +42,7 @@ MODULES = {
 }
 RAW = ("raw_orders", "raw_orders_rejected", "raw_visits", "raw_visits_rejected")
 DERIVED = ("activity", "peaks", "balances")
+#: Those that others are made from, and those that are looked at.
 ALL = (*RAW, "stg_orders", "stg_visits", *DERIVED)
 
 
@@ -189,11 +190,12 @@ class Life:
         how = self.chance.choice(["whole", "whole", "schedule alone", "one look"])
         self._set_clocks()
         if how == "whole":
-            self.production.night(self.today)
+            self.production.night(self.today, ALL)
         else:
-            self.production.launch(self.production.tick_schedule())
+            self.production.launch(self.production.tick_schedule(), ALL)
             if how == "one look":
-                self.production.launch(self.production.tick("touched_days").run_requests or [])
+                requests = self.production.tick("touched_days").run_requests or []
+                self.production.launch(requests, ALL)
         return f"night {self.today}, {how}"
 
     def _set_clocks(self) -> None:
@@ -401,10 +403,10 @@ class Life:
         self.history.append("settles")
         self.production.run_keys.clear()
         self._set_clocks()
-        self.production.night(self.today)
+        self.production.night(self.today, ALL)
         self.check_claims()
         self.production.run(1, self.last, ALL, fails=None)
-        self.production.night(self.today)
+        self.production.night(self.today, ALL)
 
     def bad_days(self) -> dict[str, dict[date, str]]:
         """By table, the days that are not in order, and their states."""

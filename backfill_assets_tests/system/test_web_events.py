@@ -181,7 +181,7 @@ WRONG = {
 
 
 def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
-    pipeline = Pipeline(engine, tmp_path, land=False, tables=PLACE)
+    pipeline = Pipeline(engine, tmp_path, land=False, tables=PLACE, check_independence=True)
     visits = make_visits(1)
     land_visits(pipeline, visits, WRONG)
     pipeline.run(1, LAST, ALL)
