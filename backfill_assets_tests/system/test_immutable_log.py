@@ -389,7 +389,7 @@ def test_deliveries_that_went_wrong_are_held_back(pipeline: Pipeline) -> None:
         pipeline.land(n, [order(f"o-{n}", n)] * 30)
     for n in (3, 4, 5):
         pipeline.land(n, [*many_orders(24, n), "rejected"])
-    pipeline.run(1, 5, RAW_STEP)
+    pipeline.run(1, 5, [RAW.name])
 
     # All orders of days 1 and 2 are still there, but most lines are not.
     for n in (1, 2):
@@ -398,7 +398,7 @@ def test_deliveries_that_went_wrong_are_held_back(pipeline: Pipeline) -> None:
     pipeline.land(7, [*many_orders(75, 7), *(["rejected"] * 25)])
     pipeline.land(8, ["rejected"] * 19)  # too few to tell
     pipeline.land(9, [*many_orders(22, 9), *(["rejected"] * 3)])
-    result = pipeline.run(1, 9, RAW_STEP, fails=True)
+    result = pipeline.run(1, 9, [RAW.name], fails=True)
     text = pipeline.failure(result)
     assert "raw_orders[2024-01-01]  conservation: 14 rows where the published version" in text
     assert f"{ACCEPT_TAG} = rows" in text
@@ -424,9 +424,9 @@ def test_deliveries_that_went_wrong_are_held_back(pipeline: Pipeline) -> None:
     assert "25 of 100 lines are rejected (25.0%)" in lines[str(day(7))]
 
     # A person accepts one thing after another; a file by its name counts for its days alone.
-    pipeline.run(1, 6, RAW_STEP, tags=accept_tags(file_path(2), "rejected"), fails=True)
+    pipeline.run(1, 6, [RAW.name], tags=accept_tags(file_path(2), "rejected"), fails=True)
     assert {n: len(order_ids(pipeline, n)) for n in (1, 2, 6)} == {1: 30, 2: 14, 6: 21}
-    pipeline.run(1, 1, RAW_STEP, tags=accept_tags("rows"))
+    pipeline.run(1, 1, [RAW.name], tags=accept_tags("rows"))
     assert len(order_ids(pipeline, 1)) == 14
     now = read_snapshot(pipeline, 10)
     assert incident_details(now, "check failed") == {}
