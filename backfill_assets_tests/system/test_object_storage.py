@@ -6,9 +6,9 @@ import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -46,8 +46,9 @@ from backfill_assets_tests.helpers.s3_server import (
 )
 
 #: Commits of each driver that races.
-COMMITS = 2
+COMMITS = 3
 
+S3_SCHEME = "s3a:"
 HERE = Path(__file__).parents[1]
 #: Of the suite, what meets and what is killed: on S3. `test_conformance` leads a life there.
 CORE = [
@@ -263,10 +264,10 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
     assert [len(customer_ids) > 500 for customer_ids in samples] == [True] * 3
 
 
-#: A driver for several stores, which does what it reads: `write BUCKET TEXT` writes a commit where
-#: one may be, three times, and prints how that ended; `insert BUCKET COUNT` commits one row after
-#: the other, and prints those of which it was told that they are there; `live BUCKET FOLDER` leads
-#: the life of all back ends in a folder that stands for the bucket.
+#: A driver for several stores, which does what it reads: `write BUCKET VERSION` writes a commit
+#: where one may be, three times, and prints how that ended; `insert URL COUNT` commits one row
+#: after the other, and prints those of which it was told that they are there; `live BUCKET FOLDER`
+#: leads the life of all back ends in a folder that stands for the bucket, `begin` its first days.
 DRIVER = """
 import os, sys
 from functools import reduce
@@ -276,18 +277,18 @@ from backfill_assets.delta.commits import is_conflict
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.spark.stores import store_of
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.helpers.conformance_life import STORED, conformance_life
+from backfill_assets_tests.helpers.conformance_life import STORED, begin_life, conformance_life
 from backfill_assets_tests.helpers.object_stores import engine_of_stores, place
 name, *buckets = sys.argv[1:]
 engine = engine_of_stores(buckets, SMALL, "local[1]")
 spark = engine.spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
 
-def write(bucket, text):
+def write(bucket, version):
     lines = jvm.java.util.ArrayList()
-    lines.add(text)
+    lines.add("ours")
     store = reduce(getattr, store_of(bucket).log_store.split("."), jvm)(conf)
-    path = jvm.org.apache.hadoop.fs.Path(f"{bucket}/w/_delta_log/1.json")
+    path = jvm.org.apache.hadoop.fs.Path(f"{bucket}/w/_delta_log/{version}.json")
     path.getFileSystem(conf).mkdirs(path.getParent())
     for overwrite in (False, False, True):
         try:
@@ -297,10 +298,10 @@ def write(bucket, text):
         else:
             print("written", flush=True)
 
-def insert(bucket, count):
+def insert(url, count):
     for n in range(int(count)):
         try:
-            spark.sql(f"INSERT INTO delta.`{bucket}/contested` VALUES ('{name}-{n}')")
+            spark.sql(f"INSERT INTO delta.`{url}` VALUES ('{name}-{n}')")
         except SPARK_ERRORS as error:
             if not is_conflict(error):
                 raise
@@ -313,10 +314,15 @@ def live(bucket, folder):
     conformance_life(engine, Path(folder, "life"), STORED)
     print("lived", flush=True)
 
+def begin(bucket, folder):
+    os.environ |= place(Path(folder), bucket)
+    begin_life(engine, Path(folder, "life"), STORED)
+    print("begun", flush=True)
+
 print("done", flush=True)
 for command in sys.stdin:
     word, bucket, value = command.split()
-    {"write": write, "insert": insert, "live": live}[word](bucket, value)
+    {"write": write, "insert": insert, "live": live, "begin": begin}[word](bucket, value)
     print("done", flush=True)
 """
 
@@ -325,6 +331,7 @@ class Driver:
     """A Spark driver in a process of its own."""
 
     def __init__(self, name: str, buckets: Iterable[str]) -> None:
+        self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, name, *buckets],
             cwd=HERE.parent,
@@ -350,45 +357,57 @@ class Driver:
         raise AssertionError(f"the driver ended with {self.process.wait()}")
 
 
-@pytest.fixture(scope="module")
-def drivers(buckets) -> Iterator[list[Driver]]:
-    """Two drivers that are ready, each of which knows nothing of the other."""
-    started = [Driver(name, buckets.values()) for name in ("a", "b")]
+@contextmanager
+def run_driver(name: str, buckets: Iterable[str]) -> Iterator[Driver]:
+    """A driver that is ready, until the end."""
+    driver = Driver(name, buckets)
     try:
-        assert [[*driver.answers()] for driver in started] == [[], []]
-        yield started
-        for driver in started:
-            driver.process.stdin.close()
-        assert [driver.process.wait() for driver in started] == [0, 0]
+        assert [*driver.answers()] == []
+        yield driver
+        driver.process.stdin.close()
+        assert driver.process.wait() == 0
     finally:
-        for driver in started:
-            driver.process.kill()
-            driver.process.wait()
+        driver.process.kill()
+        driver.process.wait()
 
 
-def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, drivers):
+@pytest.fixture(scope="module")
+def driver(buckets) -> Iterator[Driver]:
+    with run_driver("a", buckets.values()) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def other_driver(buckets) -> Iterator[Driver]:
+    with run_driver("b", buckets.values()) as driver:
+        yield driver
+
+
+def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, driver):
+    """Neither its own nor that of somebody else, which comes about without its knowledge."""
     filesystem, root = open_store(f"{bucket}/w/_delta_log")
 
-    def read_commit() -> bytes:
-        with filesystem.open_input_stream(f"{root}/1.json") as stream:
+    def read_commit(version: int) -> bytes:
+        with filesystem.open_input_stream(f"{root}/{version}.json") as stream:
             return stream.read()
 
-    answers = []
-    for driver, text in zip(drivers, ("first", "second"), strict=True):
-        driver.tell(f"write {bucket} {text}")
-        answers += driver.answers()
-        if text == "first":
-            assert read_commit() == b"first\n"
+    def write_by_spark(version: int) -> list[str]:
+        driver.tell(f"write {bucket} {version}")
+        return [*driver.answers()]
+
     refused = "java.nio.file.FileAlreadyExistsException"
-    assert answers == ["written", refused, "written", refused, refused, "written"]
-    assert read_commit() == b"second\n"
+    assert write_by_spark(1) == ["written", refused, "written"]
+    with filesystem.open_output_stream(f"{root}/2.json") as stream:
+        stream.write(b"theirs\n")
+    assert write_by_spark(2) == [refused, refused, "written"]
+    assert [read_commit(version) for version in (1, 2)] == [b"ours\n", b"ours\n"]
 
 
-def test_a_life_in_a_store(bucket, drivers, tmp_path):
-    """One driver leads it in each, and what it has loaded helps in the next."""
-    driver, _ = drivers
-    driver.tell(f"live {bucket} {tmp_path}")
-    assert [*driver.answers()] == ["lived"]
+def test_a_life_in_a_store(bucket, driver, tmp_path):
+    """Whole on S3; elsewhere until files were read, a run was lost, and tables were read."""
+    command, answer = ("live", "lived") if bucket.startswith(S3_SCHEME) else ("begin", "begun")
+    driver.tell(f"{command} {bucket} {tmp_path}")
+    assert [*driver.answers()] == [answer]
     filesystem, root = open_store(f"{bucket}/life")
     infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     paths = [info.path for info in infos]
@@ -396,13 +415,23 @@ def test_a_life_in_a_store(bucket, drivers, tmp_path):
     assert any("/landing/orders/" in path for path in paths)
 
 
-def test_no_commit_of_several_drivers_is_lost(bucket, drivers):
+def test_no_commit_of_several_writers_is_lost(bucket, driver):
+    """A driver of Spark and delta-rs, which know nothing of one another."""
+    race_for_commits(f"{bucket}/contested", [driver])
+
+
+@pytest.mark.slow
+def test_no_commit_of_several_drivers_is_lost(bucket, driver, other_driver):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
-    url = f"{bucket}/contested"
+    race_for_commits(f"{bucket}/contested-by-drivers", [driver, other_driver])
+
+
+def race_for_commits(url: str, drivers: Sequence[Driver]) -> None:
+    """Drivers and delta-rs commit at the same time: each row that was committed is there, once."""
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))
     for driver in drivers:
-        driver.tell(f"insert {bucket} {COMMITS}")
+        driver.tell(f"insert {url} {COMMITS}")
     answers = ["first"]
 
     def follow_driver(driver: Driver) -> None:
@@ -417,5 +446,5 @@ def test_no_commit_of_several_drivers_is_lost(bucket, drivers):
     table = delta_log(url).load()
     rows = table.to_pyarrow_table(filesystem=folder_filesystem(url))["row"].to_pylist()
     assert sorted(rows) == sorted(row for row in answers if row != "refused")
-    assert {row[:1] for row in rows} == {"f", "a", "b", "c"}
+    assert {row[:1] for row in rows} == {"f", "c", *(driver.name for driver in drivers)}
     assert table.version() == len(rows) - 1
