@@ -24,7 +24,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
-from backfill_assets.publish.publication import audit_days
+from backfill_assets.publish.publication import AuditedDays
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
@@ -380,15 +380,13 @@ def test_old_files_that_cannot_come_back(wrong):
 
 
 def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch):
-    audits = []
-
-    def audit_or_die(plan, computed):
-        audits.append(plan.table)
-        if audits.count(FACT) == 2:  # first all tables are audited, then each as it is put back
+    def commit_or_die(audited):
+        if audited.plan.table is FACT:
             raise KeyboardInterrupt
-        return audit_days(plan, computed)
+        return commit_once(audited)
 
-    monkeypatch.setattr(undoing, "audit_days", audit_or_die)
+    commit_once = AuditedDays.commit_once
+    monkeypatch.setattr(AuditedDays, "commit_once", commit_or_die)
     run_undo(wrong, "wrongone", fails=True)
     monkeypatch.undo()
     version = wrong.log(RAW.name).version()
@@ -465,15 +463,15 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(wrong, monkeypatch,
     if when == "before the undo":
         load_day()
     else:
-        # First all tables are audited, then each as it is put back.
-        waiting = [load_day, lambda: None]
+        waiting = [load_day]
 
-        def audit_after_load(plan, computed):
-            if plan.table is STAGED and waiting:
+        def commit_after_load(audited):
+            if audited.plan.table is STAGED and waiting:
                 waiting.pop()()
-            return audit_days(plan, computed)
+            return commit_once(audited)
 
-        monkeypatch.setattr(undoing, "audit_days", audit_after_load)
+        commit_once = AuditedDays.commit_once
+        monkeypatch.setattr(AuditedDays, "commit_once", commit_after_load)
     run_undo(wrong, "wrongone")
     monkeypatch.undo()
     assert day(2) in stale_days(wrong, STAGED)
