@@ -6,7 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,7 +131,7 @@ def test_columns_that_no_type_holds_are_named_with_their_files(spark, tmp_path, 
 
 UNREADABLE = {
     "at": pa.array([1], pa.time64("us")),
-    "rate": pa.array([np.float16(0.5)]),
+    "rate": pa.array([0.5], pa.float16()),
     "nested": pa.array([{"at": 1}], pa.struct([("at", pa.time64("us"))])),
     "listed": pa.array([[1]], pa.list_(pa.timestamp("ns"))),
     "code": pa.array(["x"]),
