@@ -64,7 +64,14 @@ class Life:
 
     def deploy(self, tables: str, today: date) -> Pipeline:
         place = f"{PLACE}{tables}"
-        return Pipeline(self.engine, self.root, tables=place, window_days=1, today=today)
+        return Pipeline(
+            self.engine,
+            self.root,
+            tables=place,
+            window_days=1,
+            today=today,
+            check_independence=True,
+        )
 
     def copy(self, name: str, pipeline: Pipeline) -> Pipeline:
         """A deployment that goes on from where another is."""
@@ -73,7 +80,13 @@ class Life:
         copy_loaded(pipeline.root, root)
         settings, today = pipeline.settings, pipeline.now.date()
         copied = Pipeline(
-            self.engine, root, land=False, tables=settings.tables, window_days=1, today=today
+            self.engine,
+            root,
+            land=False,
+            tables=settings.tables,
+            window_days=1,
+            today=today,
+            check_independence=True,
         )
         copied.instance = pipeline.instance
         return copied
