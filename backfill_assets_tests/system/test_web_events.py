@@ -86,7 +86,7 @@ def make_visits(seed: int) -> list[Visit]:
                 f"/page/{k % 4}",
                 random.randrange(5),
                 user is not None,
-                random.choice([None, '{"dark":true,"size":[1,2]}']),
+                random.choice([None, '{"dark": true, "size": [1, 2]}']),
                 datetime.combine(arrival, datetime.min.time()) + timedelta(hours=23),
                 arrival,
             )
