@@ -6,7 +6,13 @@ from datetime import date
 from statistics import median
 from typing import Self
 
-from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles, RetainedRows
+from backfill_assets.assets.raw_rows import (
+    MOST_KEYS,
+    FileCounts,
+    LoadTargets,
+    ParsedFiles,
+    RetainedRows,
+)
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
@@ -21,8 +27,8 @@ from backfill_assets.tables.sources import Source
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 #: A day that keeps a smaller share of its rows is not published unless a person accepts it.
 _ROW_SHARE = 0.5
-#: The most files of a day, and keys of lines, that messages name.
-_MOST_NAMES, _MOST_KEYS = 20, 5
+#: The most files of a day that messages name.
+_MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ def _ambiguous_messages(source: Source, counts: FileCounts) -> list[str]:
 
 def _describe_ambiguous(source: Source, counts: FileCounts) -> str:
     """Return how many lines have an ambiguous local time, which ones, and the mend."""
-    keys = "; ".join(counts.ambiguous_keys[:_MOST_KEYS])
+    keys = "; ".join(counts.ambiguous_keys[:MOST_KEYS])
     return (
         f"{counts.ambiguous} line(s) have a local time that {source.timezone} has twice, or not at "
         f"all, as its clocks change, such as {keys}: have the source send times in UTC, or with an "

@@ -28,8 +28,8 @@ from backfill_assets.transforms.dedup import business_day
 REASON = "_reason"
 #: Whether an accepted line has a local time that the zone of its source has twice, or not at all.
 AMBIGUOUS = "_ambiguous"
-#: The most keys of ambiguous lines of a file that are shown.
-_MOST_KEYS = 5
+#: The most keys of ambiguous lines, of a file and of a day, that are shown.
+MOST_KEYS = 5
 
 # `\z` is the very end; `$` would allow a line break after it.
 _TIMESTAMP = (
@@ -480,7 +480,7 @@ def _ambiguous_keys(versions: DataFrame, source: Source) -> dict[str, list[str]]
     parts = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in source.key]
     keys = versions.where(AMBIGUOUS).select("source_file", F.concat_ws(", ", *parts).alias("_key"))
     place = F.expr("row_number() OVER (PARTITION BY source_file ORDER BY _key)")
-    first_keys = keys.distinct().withColumn("_place", place).where(F.col("_place") <= _MOST_KEYS)
+    first_keys = keys.distinct().withColumn("_place", place).where(F.col("_place") <= MOST_KEYS)
     by_file: dict[str, list[str]] = defaultdict(list)
     for name, key, _ in first_keys.orderBy("source_file", "_place").collect():
         by_file[name].append(key)

@@ -216,22 +216,23 @@ def changed_days(
         if isinstance(commit, CommitRecord):
             as_of = restored_versions(commit)
             for day in commit.days.keys() | commit.revoked_days:
-                history, own = histories[day], is_own(commit, day)
+                history, is_own_commit = histories[day], is_own(commit, day)
                 last, change = history[-1], history[-1].change
-                if day in as_of and not own:
+                if day in as_of and not is_own_commit:
                     last = [state for state in history if state.version <= as_of[day]][-1]
-                    own, change = last.is_own, last.change or change
-                elif own and day in written:
+                    is_own_commit, change = last.is_own, last.change or change
+                elif is_own_commit and day in written:
                     change = _extend_change(last, commit, day, origins, writers.get(day))
-                covering = None if day in commit.revoked_days else commit
+                version_before = commit.version - 1
+                previous: CommitRecord | None = commit
+                if is_own_commit and last.is_own:
+                    version_before = last.version_before
+                if is_own_commit:
+                    previous = last.previous
+                elif day in commit.revoked_days:
+                    previous = None
                 history.append(
-                    _DayState(
-                        commit.version,
-                        own,
-                        last.version_before if own and last.is_own else commit.version - 1,
-                        last.previous if own else covering,
-                        change,
-                    )
+                    _DayState(commit.version, is_own_commit, version_before, previous, change)
                 )
         writers |= dict.fromkeys(written, commit)
     return {day: history[-1].change for day, history in histories.items() if history[-1].change}
