@@ -420,6 +420,11 @@ MISTAKES = {
         "TABLES = [READINGS, READINGS]",
         "two tables are named",
     ),
+    "a source in part": (
+        "TABLES = [READINGS, daily_energy]",
+        "TABLES = [READINGS.raw, READINGS.staged, daily_energy]",
+        "source readings is listed without raw_readings_rejected, .*, readings_lateness",
+    ),
     # What gives other rows each time.
     "a clock": (
         BODY,
@@ -664,6 +669,7 @@ def imported(tmp_path: Path, monkeypatch):
     [
         ("", ""),
         ("[READINGS, daily_energy]", "{'a': READINGS, 'b': daily_energy}.values()"),
+        ("[READINGS, daily_energy]", "[*READINGS.tables, daily_energy]"),
         ("[READINGS, daily_energy]", "(one for one in (READINGS, daily_energy))"),
         ('["meter_id", "read_at"]', '{"meter_id": 1, "read_at": 2}.keys()'),
         ("    kwh: ", "    n: T.LongType = Field(ge=0.0)\n    kwh: "),

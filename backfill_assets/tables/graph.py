@@ -319,7 +319,8 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
 
     Raises:
         SettingsError: the module or attribute does not exist, holds something else, or has two
-            tables with the same name, or a function that gives other rows each time.
+            tables with the same name, a source in part, or a function that gives other rows each
+            time.
     """
     module, _, attribute = tables_path.partition(":")
     if (
@@ -353,7 +354,21 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
         if isinstance(table, Derived) and (call := code.find_unrepeatable_call(table.functions)):
             raise _settings_error(tables_path, f"{table.name}: {call}")
         tables[table.name] = table
+    _check_sources(tables_path, tables)
     return tables
+
+
+def _check_sources(place: str, tables: Mapping[str, Table]) -> None:
+    """Refuse a source of which some tables are missing: all of them are watched together."""
+    sources = {t.source.name: t.source for t in tables.values() if isinstance(t, SourceTable)}
+    for source in sources.values():
+        if missing := [table.name for table in source.tables if table.name not in tables]:
+            raise _settings_error(
+                place,
+                f"the source {source.name} is listed without {', '.join(missing)}, and its tables "
+                "belong together: list the source itself, which stands for all of them, as "
+                "[VISITS, visits_7d] does with the source VISITS",
+            )
 
 
 def _check_versions(place: str, tables: Mapping[str, Table], table: Derived) -> None:

@@ -1,7 +1,4 @@
-"""Tables of every kind and of the examples in one deployment, inputs first.
-
-Late lines and lateness, which all sources have alike, are there for the orders alone.
-"""
+"""Tables of every kind and of the examples in one deployment, inputs first."""
 
 from __future__ import annotations
 
@@ -19,18 +16,19 @@ ORDERS, MADE = CUSTOMERS[:8], CUSTOMERS[8:]
 
 TABLES = [
     *ORDERS,
-    CUSTOMER_CHANGES.raw,
-    CUSTOMER_CHANGES.rejected,
+    CUSTOMER_CHANGES,
     *MADE,
     features_v2,
     orders_weekly,
     revenue_by_market,
-    PAGE_VIEWS.raw,
-    PAGE_VIEWS.rejected,
-    PAGE_VIEWS.staged,
+    PAGE_VIEWS,
     page_views_daily,
-    VISITS.raw,
-    VISITS.rejected,
-    VISITS.staged,
+    VISITS,
     active_users_7d,
 ]
+#: The tables that all sources have alike; those of the orders stand for them.
+ALIKE = {
+    CUSTOMER_CHANGES.staged.name,
+    *(s.late.name for s in (CUSTOMER_CHANGES, PAGE_VIEWS, VISITS)),
+    *(s.lateness.name for s in (CUSTOMER_CHANGES, PAGE_VIEWS, VISITS)),
+}
