@@ -190,7 +190,14 @@ LINES = [
 
 def test_a_line_that_breaks_a_check_is_rejected(spark):
     lines = [
-        (date(2024, 1, 5), str(n), "text", *({**GOOD, **change}[f] for f in READINGS.fields), None)
+        (
+            date(2024, 1, 5),
+            str(n),
+            "text",
+            *({**GOOD, **change}[f] for f in READINGS.fields),
+            None,
+            [],
+        )
         for n, (change, _) in enumerate(LINES)
     ]
     frame = spark.createDataFrame(lines, lines_schema(READINGS))

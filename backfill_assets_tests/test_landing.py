@@ -66,6 +66,11 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (b" \t" + json_line() + b" \t", O1),
     (json_line(extra={"order_id": 5, "a": [1, {"b": None}]}, other="x"), O1),
     (json_line(customer_id=None), ("o1", None, "1.50")),
+    # A name in another case, if it is the only one.
+    (json_line_with("customer_id", 'null, "CUSTOMER_ID": "c2"'), ("o1", None, "1.50")),
+    (json_line().replace(b"customer_id", b"CUSTOMER_ID"), O1),
+    (json_line(CUSTOMER_id="c2").replace(b"customer_id", b"CUSTOMER_ID"), None),
+    (json_line().replace(b"amount", b"Amount").replace(b'"1.50"', b"9007199254740993.01"), ("o1", "c1", "9007199254740993.01")),
     (json_line(customer_id=""), ("o1", None, "1.50")),
     (b'{"order_id":"o1","order_ts":"%b","amount":1,"ingestion_ts":"%b"}' % ((STAMP.encode(),) * 2), ("o1", None, "1.00")),
     (json_line(order_id="\u00fc\U0001f600\u2028\x7f", customer_id="\ufeffc"), ("\u00fc\U0001f600\u2028\x7f", "\ufeffc", "1.50")),
@@ -274,7 +279,7 @@ PARQUET: dict[str, tuple[pa.Table, list[tuple[str, str | None, str]]]] = {
     "no-customer": (orders_table(customer_id=None), [("p0", None, "1.50"), ("p1", None, "1.50")]),
     "no-amount": (orders_table(amount=None), []),
     "other-columns": (pa.table({"x": [1, 2]}), []),
-    "other-case": (orders_table(order_id=None, Order_ID=["a", "b"]), []),
+    "other-case": (orders_table(order_id=None, Order_ID=["a", "b"], customer_id=None, CUSTOMER_ID=["c", None]), [("a", "c", "1.50"), ("b", None, "1.50")]),
     # Columns that are none of ours, some of which Spark cannot read at all.
     "extra": (
         orders_table(
@@ -692,6 +697,8 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
     }
     for name, data in broken.items():
         (day_folder / name).write_bytes(data)
+    twice = orders_table(1, customer_id=None, CUSTOMER_ID=["c1"], Customer_ID=["c2"])
+    pq.write_table(twice, day_folder / "j.parquet")
     amounts = pa.table(
         [*orders_table(1).columns, pa.array(["1"])], [*orders_table(1).column_names, "Amount"]
     )
@@ -705,7 +712,7 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
 
     listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
-    assert sorted(file.name for file in listed.broken) == [*broken, "i.parquet"]
+    assert sorted(file.name for file in listed.broken) == [*broken, "i.parquet", "j.parquet"]
     assert all(file.arrival_date == DAY and reason for file, reason in listed.broken.items())
     messages = listed.broken_on(DAY)
     assert any(
@@ -713,6 +720,7 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
         for x in messages
     )
     assert any("i.parquet" in x and "more than one column is named amount" in x for x in messages)
+    assert any("j.parquet" in x and "is named customer_id" in x for x in messages)
     assert listed.broken_on(date(2024, 1, 3)) == []
     lines = Counter(
         row[0]

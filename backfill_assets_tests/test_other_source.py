@@ -6,7 +6,8 @@ Its fields are in another order than those of orders, and one is named like what
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -649,14 +650,14 @@ HAS_TWICE = "local time that Europe/Berlin has twice, or not at all, as its cloc
 MEND = "have the source send times in UTC, or with an offset"
 
 
-def expected_day(source: Source) -> Expectation:
+def expected_day(
+    source: Source, file_counts: Mapping[str, FileCounts] = AMBIGUOUS_FILES
+) -> Expectation:
     """What is expected of the first day, loaded from these files."""
-    files = [
-        LandingFile(day(1), name.rpartition("/")[2], f"/{name}", 9) for name in AMBIGUOUS_FILES
-    ]
+    files = [LandingFile(day(1), name.rpartition("/")[2], f"/{name}", 9) for name in file_counts]
     landing_files = LandingFiles(files=files)
-    raw_expectations.drop_ambiguous_files(source, landing_files, AMBIGUOUS_FILES)
-    counts = {file.source_file: AMBIGUOUS_FILES[file.source_file] for file in landing_files.files}
+    raw_expectations.drop_ambiguous_files(source, landing_files, file_counts)
+    counts = {file.source_file: file_counts[file.source_file] for file in landing_files.files}
     listed = {name: ListedFile(name, f"/{name}", 9, 1) for name in counts}
     expectations = raw_expectations.raw_expectations(
         source,
@@ -689,6 +690,22 @@ def test_a_source_can_hold_back_files_with_ambiguous_lines():
     ]
     assert not expectation.warnings
     assert expectation.rows == 9
+
+
+def test_a_field_that_no_line_of_a_day_has_is_a_warning():
+    folder = f"arrival_date={day(1)}"
+    files = {
+        f"{folder}/a.csv": FileCounts(9, accepted=9, lacking=Counter(page=9, user_id=9)),
+        f"{folder}/b.csv": FileCounts(
+            4, rejected=1, accepted=3, lacking=Counter(page=2, user_id=3)
+        ),
+        f"{folder}/c.csv": FileCounts(1, rejected=1),
+    }
+    (warning,) = expected_day(VISITS, files).warnings
+    assert warning.startswith(f"no line in {folder} has the field user_id, so it is null in all 12")
+    assert "land the files again with the name user_id" in warning
+    # Where no line was accepted, nothing is known of its fields.
+    assert not expected_day(VISITS, {f"{folder}/c.csv": files[f"{folder}/c.csv"]}).warnings
 
 
 def test_a_source_without_a_version_time_has_assets():

@@ -377,8 +377,9 @@ LINES = [
     ({"problem": "not one JSON object"}, "not one JSON object"),
     ({"problem": "not UTF-8", "order_id": None}, "not UTF-8"),
 ]
-_DDL = "arrival_date DATE, source_file STRING, _text STRING, _problem STRING, " + ", ".join(
-    f"{name} STRING" for name in FIELDS
+_DDL = (
+    "arrival_date DATE, source_file STRING, _text STRING, _problem STRING, _lacking ARRAY<STRING>, "
+    + (", ".join(f"{name} STRING" for name in FIELDS))
 )
 
 
@@ -387,7 +388,9 @@ def _landed_row(arrival: str, source: str, **fields: str | None) -> tuple:
         date.fromisoformat(arrival),
         source,
         f"text of {source}",
-        *({**GOOD, **fields}[n] for n in ("problem", *FIELDS)),
+        {**GOOD, **fields}["problem"],
+        None,
+        *({**GOOD, **fields}[n] for n in FIELDS),
     )
 
 

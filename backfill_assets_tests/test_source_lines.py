@@ -32,7 +32,12 @@ from backfill_assets.assets.raw_rows import (
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
-from backfill_assets.landing.formats import careful_patterns, member_pattern, number_pattern
+from backfill_assets.landing.formats import (
+    careful_patterns,
+    key_pattern,
+    member_pattern,
+    number_pattern,
+)
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
@@ -219,9 +224,38 @@ def csv_text() -> str:
     return out.getvalue()
 
 
+def parquet_cells() -> dict[str, list]:
+    return {n: [json.dumps(v) if n == "properties" else v] * 2 for n, v in GOOD.items()}
+
+
 def parquet_table(name: str, column: arrow.Array) -> arrow.Table:
-    cells = {n: [json.dumps(v) if n == "properties" else v] * 2 for n, v in GOOD.items()}
-    return arrow.table({**cells, name: column})
+    return arrow.table({**parquet_cells(), name: column})
+
+
+def line_without(name: str, other: str) -> str:
+    """A good line with something else in place of a field, at its begin."""
+    rest = {n: v for n, v in GOOD.items() if n != name}
+    return f"{{{other}, {json.dumps(rest)[1:]}"
+
+
+DEEP = "[" * 65 + "]" * 65
+
+#: Lines whose keys differ from the fields in case, and how they are read.
+NAMES = [
+    (json.dumps({name.upper(): value for name, value in GOOD.items()}), READ),
+    (line_without("user_id", '"User_ID": 12345678901234567890'), {**READ, "user_id": "12345678901234567890"}),
+    (line_without("user_id", r'"USER\u005fI\u0044" : "u9"'), {**READ, "user_id": "u9"}),
+    (line_without("properties", '"Properties": {"user_id": 1.10, "USER_ID": 2}'), {**READ, "properties": '{"user_id": 1.10, "USER_ID": 2}'}),
+    (line_without("user_id", '"x": [{"user_id": "u8"}], "USER_ID": "u9"'), {**READ, "user_id": "u9"}),
+    # That of the field itself counts, in any order.
+    (line_without("user_id", '"USER_ID": "u9", "user_id": null'), {**READ, "user_id": None}),
+    (line_without("user_id", '"user_id": null, "USER_ID": "u9"'), {**READ, "user_id": None}),
+    (line_without("user_id", '"USER_ID": "u8", "User_Id": "u9"'), "more than one key is named user_id"),
+    (line_without("user_id", f'"x": {DEEP}, "USER_ID": "u9"'), "nested more than 64 levels"),
+    # One key of two can be named.
+    (line_without("user_id", f'"CLICKS": 3, "x": {DEEP}, "USER_ID": "u9"').replace('"clicks"', '"y"'), "nested more than 64 levels"),
+    (line_without("user_id", '"user": "USER_ID"'), {**READ, "user_id": None}),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +267,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "1.csv").write_text(csv_text())
     for n, (name, column, _) in enumerate(PARQUET):
         pq.write_table(parquet_table(name, column), path / f"p{n}.parquet")
+    (path / "names.jsonl").write_text("\n".join(line for line, _ in NAMES))
+    upper = {name.upper(): column for name, column in parquet_cells().items() if name != "user_id"}
+    pq.write_table(arrow.table(upper), path / "names.parquet")
     (path / "none.csv").write_text(",".join(name for name in GOOD if name != "clicks"))
     (path / "_control.json").write_text('{"rows": 12}')
     return path
@@ -267,6 +304,22 @@ def test_json(everything: dict) -> None:
     assert outcomes == [expected_row(name, value) for name, _, value in JSON]
 
 
+def test_names_in_another_case(everything: dict) -> None:
+    assert by_file(everything, "names.jsonl") == [expected for _, expected in NAMES]
+    assert by_file(everything, "names.parquet") == [{**READ, "user_id": None}] * 2
+
+
+def test_lines_that_lack_a_field_are_counted(everything: dict) -> None:
+    counts = count_lines_by_file(everything["read"], VISITS, everything["found"].line_counts)
+    lacking = {name.partition("/")[2]: +file.lacking for name, file in counts.items()}
+    assert lacking["names.parquet"] == {"user_id": 2}
+    # Only the last line has it not at all.
+    assert lacking["names.jsonl"] == {"user_id": 1}
+    # A null, or an empty cell, is a value.
+    assert not lacking["0.jsonl"]
+    assert not lacking["1.csv"]
+
+
 def test_csv(everything: dict) -> None:
     # A cell of JSON is kept as it is written.
     good = {"properties": json.dumps(GOOD["properties"])}
@@ -290,7 +343,8 @@ def test_parquet(everything: dict) -> None:
 def test_every_line_is_accepted_or_rejected(everything: dict) -> None:
     read, files = everything["read"], everything["found"]
     counts = count_lines_by_file(read, VISITS, files.line_counts)
-    landed = {"0.jsonl": len(JSON), "1.csv": len(CSV)}
+    landed = {"0.jsonl": len(JSON), "1.csv": len(CSV), "names.jsonl": len(NAMES)}
+    landed["names.parquet"] = 2
     landed |= {f"p{n}.parquet": 2 for n in range(len(PARQUET))}
     assert {name.partition("/")[2]: x.landed for name, x in counts.items()} == landed
     assert all(x.landed == x.accepted + x.rejected for x in counts.values())
@@ -367,6 +421,18 @@ def test_the_patterns_of_orders() -> None:
         r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
         r'|(?:amount)"[ \t]*:[ \t]*))'
     )
+
+
+def test_the_pattern_of_a_key_finds_the_first_one_at_the_top() -> None:
+    pattern, value = re.compile(key_pattern("a_b")), '[{"A_B": 1}, "\\"A_B\\": "]'
+    named = {
+        '{"A_B":1}': '{"a_b":1}',
+        f' {{ "a_b_c" : {value} , "A_b" : 2, "A_B": 3}}': f' {{ "a_b_c" : {value} , "a_b" : 2, "A_B": 3}}',
+        r'{"\u0041\u005FB":1}': '{"a_b":1}',
+        f'{{"x":{value}}}': None,
+        "{}": None,
+    }
+    assert {text: pattern.search(text) and pattern.sub(r'\1"a_b"', text) for text in named} == named
 
 
 def test_the_pattern_of_a_member_finds_the_last_one_at_the_top() -> None:

@@ -99,6 +99,7 @@ def raw_expectations(
                 *_ambiguous_messages(source, counts),
                 *_hour_messages(source, parsed_files.landing_files, day, target),
                 *_unknown_messages(parsed_files.landing_files, day),
+                *_lacking_messages(day, counts),
                 *_stray_messages(source, parsed_files.landing_files, day),
             ],
             notices={"rejected_lines": rejected_share(source, log, day, counts, limits, accepted)},
@@ -177,6 +178,17 @@ def _unknown_messages(landing_files: LandingFiles, day: date) -> list[str]:
     return _first_messages(
         "not read, unknown kind of file: {}", landing_files.unknown_files.get(day, ())
     )
+
+
+def _lacking_messages(day: date, counts: FileCounts) -> list[str]:
+    """Report the fields that no line of an arrival day has, and that are null therefore."""
+    return [
+        f"no line in {folder_name(day)} has the field {name}, so it is null in all "
+        f"{counts.accepted}: if its name has changed, land the files again with the name {name}; "
+        "if the sender has nothing to send, nothing is to be done"
+        for name, lines in sorted(counts.lacking.items())
+        if lines and lines == counts.accepted
+    ]
 
 
 def _stray_messages(source: Source, landing_files: LandingFiles, day: date) -> list[str]:

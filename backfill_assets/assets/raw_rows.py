@@ -1,6 +1,6 @@
 """Raw rows: landed lines parsed or rejected, counts by file, and rows that are retained."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.formats import PROBLEM, TEXT, identifier_fields
+from backfill_assets.landing.formats import LACKING, PROBLEM, TEXT, identifier_fields
 from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.landing.parquet import original_line
@@ -230,9 +230,9 @@ def read_versions(frames: Sequence[DataFrame], source: Source, timezone: str) ->
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
-        (null for an accepted line), `_ambiguous`, and the source's fields in their types. A line's
-        log day is its arrival day, or the next if its version time lies in that; beyond, it is
-        rejected.
+        (null for an accepted line), `_ambiguous`, `_lacking`, and the source's fields in their
+        types. A line's log day is its arrival day, or the next if its version time lies in that;
+        beyond, it is rejected.
     """
     return reduce(
         DataFrame.unionByName, (_parse_lines(frame, source, timezone) for frame in frames)
@@ -252,6 +252,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         "source_file",
         TEXT,
         PROBLEM,
+        LACKING,
         *[
             (F.col(name) if name in typed_fields else F.nullif(name, F.lit(""))).alias(
                 name if name in verbatim else _landed_column(name)
@@ -291,6 +292,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         F.when(F.col(REASON).isNotNull(), original_line(landed_types[TEXT], source)).alias(TEXT),
         REASON,
         (F.col(REASON).isNull() & reduce(Column.__or__, ambiguous, F.lit(False))).alias(AMBIGUOUS),
+        LACKING,
         *source.fields,
     )
 
@@ -364,6 +366,7 @@ class FileCounts:
         amount: the sum of their amounts; zero if the source declares none.
         ambiguous: accepted lines whose local time is ambiguous.
         ambiguous_keys: the first keys of these, as text.
+        lacking: the number of accepted lines that have no such field, by field that may be null.
     """
 
     landed: int = 0
@@ -373,6 +376,7 @@ class FileCounts:
     amount: Decimal = _NO_MONEY
     ambiguous: int = 0
     ambiguous_keys: tuple[str, ...] = ()
+    lacking: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: "FileCounts") -> "FileCounts":
         with exact_sums():
@@ -384,6 +388,7 @@ class FileCounts:
                 self.amount + other.amount,
                 self.ambiguous + other.ambiguous,
                 self.ambiguous_keys + other.ambiguous_keys,
+                self.lacking + other.lacking,
             )
 
 
@@ -453,22 +458,30 @@ def count_lines_by_file(
     `landed` has lines by file, from a separate scan.
     """
     is_accepted, amount = F.col(REASON).isNull(), F.lit(_NO_MONEY)
+    nullable = sorted(source.may_be_null)
     if source.amount:
         amount = F.coalesce(F.sum(F.when(is_accepted, F.col(source.amount))), amount)
+    lacking = (F.count_if(is_accepted & F.array_contains(LACKING, name)) for name in nullable)
     rows = versions.groupBy("source_file").agg(
         F.count_if(~is_accepted).alias("rejected"),
         F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
         F.count_if(is_accepted).alias("accepted"),
         amount.alias("amount"),
         F.count_if(AMBIGUOUS).alias("ambiguous"),
+        F.array(*lacking).cast("array<bigint>").alias("lacking"),
     )
-    counts = {name: numbers for name, *numbers in rows.collect()}
-    nothing = [0, 0, 0, _NO_MONEY, 0]
-    has_ambiguous = any(ambiguous for *_, ambiguous in counts.values())
+    counts = {
+        name: replace(
+            FileCounts(0, *numbers), lacking=Counter(dict(zip(nullable, lines, strict=True)))
+        )
+        for name, *numbers, lines in rows.collect()
+    }
+    has_ambiguous = any(count.ambiguous for count in counts.values())
     keys = _ambiguous_keys(versions, source) if has_ambiguous else {}
     return {
         name: replace(
-            FileCounts(landed.get(name, 0), *counts.get(name, nothing)),
+            counts.get(name, FileCounts()),
+            landed=landed.get(name, 0),
             ambiguous_keys=tuple(keys.get(name, ())),
         )
         for name in landed.keys() | counts.keys()

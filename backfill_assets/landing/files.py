@@ -576,8 +576,8 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
         A frame of the lines of text, and one for each set of Parquet columns; if there are more
         than `MOST_TYPED_FRAMES` of these, they are text too. Columns: `arrival_date`,
         `source_file`, `_text` (the line, or the columns of a Parquet row), the fields of the source
-        as text (of a Parquet row some in their types), and `_problem` (why the line has no fields,
-        or null).
+        as text (of a Parquet row some in their types), `_problem` (why the line has no fields, or
+        null) and `_lacking` (the fields that it does not have).
     """
     text_frames: list[DataFrame] = []
     typed_frames: list[DataFrame] = []

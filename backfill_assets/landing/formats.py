@@ -2,9 +2,8 @@
 
 import csv
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache, reduce
 from uuid import uuid4
 
 import pyarrow.fs as pafs
@@ -22,15 +21,18 @@ BYTE_ORDER_MARK = "\ufeff"
 #: Columns with the original line (of a Parquet row, its columns), and why it has no fields. No
 #: field can have these names.
 TEXT, PROBLEM = "_text", "_problem"
+#: A column with the fields that may be null and that a line, or its file, has in no case.
+LACKING = "_lacking"
 
 
 def lines_schema(source: Source) -> T.StructType:
-    """The schema of lines of text: origin and text of a line, its fields as text, its problem."""
+    """The schema of lines: origin and text, fields as text, its problem, and what it lacks."""
     texts = ("source_file", TEXT, *source.fields, PROBLEM)
     return T.StructType(
         [
             T.StructField("arrival_date", T.DateType()),
             *(T.StructField(name, T.StringType()) for name in texts),
+            T.StructField(LACKING, T.ArrayType(T.StringType())),
         ]
     )
 
@@ -115,6 +117,12 @@ def decimal_fields(source: Source) -> tuple[str, ...]:
     return tuple(name for name, kind in source.types.items() if isinstance(kind, T.DecimalType))
 
 
+def lacking_fields(source: Source, names: Collection[str]) -> Column:
+    """The column `LACKING` of a file that has these fields only."""
+    lacking = (F.lit(name) for name in sorted(source.may_be_null) if name not in names)
+    return F.array(*lacking).cast("array<string>").alias(LACKING)
+
+
 def missing_field(name: str) -> Column:
     """The null column of a field that a file does not have."""
     return F.lit(None).cast("string").alias(name)
@@ -197,9 +205,8 @@ def _first_record(filesystem: pafs.FileSystem, path: str, delimiter: str) -> str
         while chunk := stream.read(65536):
             head += chunk
             # The text after the last line end may continue in the next chunk.
-            record = next(csv_texts(head, delimiter, end=False), None)
-            if record is not None or len(head) > 1 << 20:
-                return record or next(csv_texts(head, delimiter), None)
+            if next(csv_texts(head, delimiter, end=False), None) or len(head) > 1 << 20:
+                break
     return next(csv_texts(head, delimiter), None)
 
 
@@ -228,7 +235,7 @@ def header_columns(header: str, source: Source) -> list[str]:
         raise LandingError(
             f"its first line is not a header: {error}{_header_excerpt(header)}"
         ) from None
-    names = _match_fields([name.strip() for name in record], source.fields)
+    names = match_fields([name.strip() for name in record], source.fields)
     required = [name for name in source.fields if name not in source.may_be_null]
     if missing := [name for name in required if name not in names]:
         separated = f", separated by {source.delimiter!r}" if len(names) == 1 else ""
@@ -245,17 +252,12 @@ def header_columns(header: str, source: Source) -> list[str]:
     return names
 
 
-def _match_fields(names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """The names of a header, with those of fields that are written in another case as the fields'.
+def match_fields(names: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """The names in a file, with those of fields that are written in another case as the fields'.
 
-    Not where the header has the field as well, or where two fields differ in case alone.
+    Not where the file has the field as well. (No two fields of a source differ in case alone.)
     """
-    counts = Counter(field.lower() for field in fields)
-    by_lower = {
-        field.lower(): field
-        for field in fields
-        if counts[field.lower()] == 1 and field not in names
-    }
+    by_lower = {field.lower(): field for field in fields if field not in names}
     return [by_lower.get(name.lower(), name) for name in names]
 
 
@@ -296,6 +298,7 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
         TEXT,
         *map(field_column, source.fields),
         problem.alias(PROBLEM),
+        lacking_fields(source, places),
     )
 
 
@@ -328,6 +331,7 @@ _LONE_SURROGATE = (
 _ESCAPED_CHARACTER = r"\u"
 # Java recurses for each level.
 _MOST_LEVELS = 64
+_TOO_DEEP = f"nested more than {_MOST_LEVELS} levels"
 # Spark's parser keeps these numbers as they are: a long holds eighteen digits, a double fifteen.
 _FEW_DIGITS = r"[0-9]{1,18}"
 _FEW_DECIMAL_DIGITS = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
@@ -346,27 +350,29 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     would convert some to a double, and these fields are read as VARIANT, which distinguishes a
     string from a boolean or an object. Fields of other types may be read as text from any JSON: an
     invalid value fails later when it is parsed. Fields that hold JSON are cut out of the line, as
-    the parser would write them anew, with other numbers.
+    the parser would write them anew, with other numbers. Keys that differ from a field in case only
+    are named as the field before that, see `_name_fields`.
     """
-    text, careful = F.col(TEXT), F.col("_careful")
+    text, named, careful = F.col(TEXT), F.col("_named"), F.col("_careful")
     ids, nested = identifier_fields(source), json_fields(source)
     exact_fields = (*ids, *decimal_fields(source))
     parsed_fields = [name for name in source.fields if name not in nested]
-    columns = {
-        "_plain": F.when(~careful, _from_json(text, parsed_fields)),
-        "_json": F.when(
-            careful, _from_json(_quote_numbers(text, source), parsed_fields, exact_fields)
-        ),
-        # The whole line if the pattern does not match it.
-        **{
-            _cut_column(name): F.regexp_replace(text, member_pattern(name), "$1") for name in nested
-        },
-    }
     not_plain = reduce(Column.__or__, map(text.rlike, careful_patterns(source)), F.lit(False))
     if exact_fields:
         # A key may be escaped. This is no pattern: one of two characters is four times as slow.
         not_plain |= text.contains(_ESCAPED_CHARACTER)
-    frame = lines.withColumn("_careful", not_plain).withColumns(columns)
+    frame = lines.withColumns({"_not_plain": not_plain, **_cut_fields(text, nested)})
+    parsed = _from_json(text, parsed_fields)
+    frame = frame.withColumn("_plain", F.when(~F.col("_not_plain"), parsed))
+    frame = _name_fields(frame, source, parsed_fields)
+    is_renamed = F.size("_renamed") > 0
+    cuts = {
+        name: F.when(is_renamed, cut).otherwise(F.col(name))
+        for name, cut in _cut_fields(named, nested).items()
+    }
+    frame = frame.withColumns({"_careful": F.col("_not_plain") | is_renamed, **cuts})
+    parsed = _from_json(_quote_numbers(named, source), parsed_fields, exact_fields)
+    frame = frame.withColumn("_json", F.when(careful, parsed))
 
     def field_column(name: str) -> Column:
         if name in nested:
@@ -380,15 +386,59 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
         .when(_has_lone_surrogate(source, exact_fields), "half a surrogate pair")
         .when(careful, F.coalesce(*map(_identifier_problem, ids), F.lit(None)))
     )
-    for name in nested:
-        problem = F.coalesce(problem, _cut_problem(name))
+    problems = [problem, _naming_problem(source), *map(_cut_problem, nested)]
+    lacking = [F.when(_spellings(n) == 0, F.lit(n)) for n in sorted(source.may_be_null)]
     return frame.select(
         "arrival_date",
         "source_file",
         TEXT,
         *map(field_column, source.fields),
-        problem.alias(PROBLEM),
+        F.coalesce(*problems).alias(PROBLEM),
+        F.array_compact(F.array(*lacking)).cast("array<string>").alias(LACKING),
     )
+
+
+def _name_fields(frame: DataFrame, source: Source, parsed_fields: Iterable[str]) -> DataFrame:
+    """Add the line with each key that differs from a field in case only named as the field.
+
+    Adds `_named` (the line), `_renamed` (these fields) and `_keys`: those of the line, but null for
+    a line that has a value of each field, as nearly all do. So few lines are scanned for their keys
+    besides being parsed.
+    """
+    lacks_value = reduce(
+        Column.__or__,
+        [
+            F.col("_not_plain"),
+            *(_parsed_line("_plain")[name].isNull() for name in parsed_fields),
+            *(F.col(f"_cut_{name}").isin("", "null") for name in json_fields(source)),
+        ],
+    )
+    frame = frame.withColumn("_keys", F.when(lacks_value, F.json_object_keys(TEXT)))
+    frame = frame.withColumn("_lower_keys", F.transform("_keys", F.lower))
+    renamed = [F.when(_spellings(n) == 1, F.lit(n)) for n in source.fields]
+    named = reduce(
+        lambda text, name: F.regexp_replace(text, key_pattern(name), f'$1"{name}"'),
+        source.fields,
+        F.col(TEXT),
+    )
+    frame = frame.withColumn("_renamed", F.array_compact(F.array(*renamed)))
+    return frame.withColumn("_named", F.when(F.size("_renamed") > 0, named).otherwise(F.col(TEXT)))
+
+
+def _spellings(name: str) -> Column:
+    """The number of keys that are a field in another case; null if the line has the field."""
+    count = F.size("_lower_keys") - F.size(F.array_remove("_lower_keys", name.lower()))
+    return F.when(~F.array_contains("_keys", name), count)
+
+
+def _naming_problem(source: Source) -> Column:
+    """Why a field has no value although the line has keys that are the field in another case."""
+    doubtful = (
+        F.when(_spellings(name) > 1, f"more than one key is named {name}") for name in source.fields
+    )
+    unnamed = F.array_except("_renamed", F.json_object_keys("_named"))
+    too_deep = F.when(F.size("_renamed") > 0, F.when(F.size(unnamed) > 0, _TOO_DEEP))
+    return F.coalesce(*doubtful, too_deep)
 
 
 def number_pattern(source: Source) -> str:
@@ -430,46 +480,65 @@ def _match_any_field(field_names: Iterable[str]) -> str:
     return f"(?:{alternatives})" if alternatives else ""
 
 
+_BLANK, _STRING = r"[ \t\r\n]*+", r'"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"'
+
+
+@cache
+def _value_pattern() -> str:
+    """A pattern for a JSON value of at most `_MOST_LEVELS` levels."""
+    nested = ""
+    for _ in range(_MOST_LEVELS):
+        parts = "|".join(filter(None, (r'[^"\[\]{}]++', _STRING, nested)))
+        nested = rf"[\[{{](?:{parts})*+[\]}}]"
+    return rf'(?:{_STRING}|[^"\[\]{{}},\s]++|{nested})'
+
+
+def _name_pattern(name: str, *, any_case: bool = False) -> str:
+    """A pattern for a key; any character of it may be escaped."""
+    pattern = ""
+    for character in name:
+        cases = {character, character.swapcase() if any_case else character}
+        choices = [rf"{re.escape(c)}|\\u(?i:{ord(c):04x})" for c in sorted(cases) if len(c) == 1]
+        pattern += f"(?:{'|'.join(choices)})"
+    return pattern
+
+
 def member_pattern(name: str) -> str:
     """A pattern for a line that is a JSON object; group 1 is the value of a field, as written.
 
     Of a key that comes twice, the last one counts, as for the parser; there is no group if the line
     has none. No line matches that is nested more than `_MOST_LEVELS` levels.
     """
-    blank, string = r"[ \t\r\n]*+", r'"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"'
-    nested = ""
-    for _ in range(_MOST_LEVELS):
-        parts = "|".join(filter(None, (r'[^"\[\]{}]++', string, nested)))
-        nested = rf"[\[{{](?:{parts})*+[\]}}]"
-    value = rf'{string}|[^"\[\]{{}},\s]++|{nested}'
-    # Any character of a key may be escaped.
-    key = "".join(rf"(?:{re.escape(c)}|(?i:\\u{ord(c):04x}))" for c in name)
-    members = rf'"{key}"{blank}:{blank}({value})|{string}{blank}:{blank}(?:{value})'
-    return rf"\A{blank}\{{(?:{blank}(?:{members}){blank},?+)*+{blank}\}}[\s\S]*+"
+    colon, value = f"{_BLANK}:{_BLANK}", _value_pattern()
+    members = rf'"{_name_pattern(name)}"{colon}({value})|{_STRING}{colon}{value}'
+    return rf"\A{_BLANK}\{{(?:{_BLANK}(?:{members}){_BLANK},?+)*+{_BLANK}\}}[\s\S]*+"
 
 
-def _cut_column(name: str) -> str:
-    return f"_cut_{name}"
+def key_pattern(name: str) -> str:
+    """A pattern for a line up to the first key that is a field in any case; group 1 ends before."""
+    key = rf'"{_name_pattern(name, any_case=True)}"'
+    member = rf"{_STRING}{_BLANK}:{_BLANK}{_value_pattern()}{_BLANK},{_BLANK}"
+    return rf"\A({_BLANK}\{{{_BLANK}(?:(?!{key}){member})*+){key}"
 
 
-def _cut_string(name: str) -> Column:
-    """The text of a JSON string that was cut out of a line; it is JSON already, as in CSV."""
-    array = F.concat(F.lit("["), F.col(_cut_column(name)), F.lit("]"))
-    return F.get(F.from_json(array, T.ArrayType(T.StringType())), F.lit(0))
+def _cut_fields(text: Column, names: Iterable[str]) -> dict[str, Column]:
+    """The values of fields as they are in a line; the whole line if the pattern does not match."""
+    return {f"_cut_{name}": F.regexp_replace(text, member_pattern(name), "$1") for name in names}
 
 
 def _cut_value(name: str) -> Column:
-    """The text of a field that holds JSON, as written."""
-    cut = F.col(_cut_column(name))
-    return F.when(cut.startswith('"'), _cut_string(name)).when(~cut.isin("", "null"), cut)
+    """The text of a field that holds JSON, as written; that in a JSON string is JSON, as in CSV."""
+    cut = F.col(f"_cut_{name}")
+    array = F.from_json(F.concat(F.lit("["), cut, F.lit("]")), T.ArrayType(T.StringType()))
+    return F.when(cut.startswith('"'), F.get(array, F.lit(0))).when(~cut.isin("", "null"), cut)
 
 
 def _cut_problem(name: str) -> Column:
     """Why a field that holds JSON has no value although the line has one, else null."""
-    cut = F.col(_cut_column(name))
+    cut = F.col(f"_cut_{name}")
     # In a string, the parser would write it as a question mark. An escaped backslash escapes none.
     is_half = F.regexp_replace(cut, r"\\\\", " ").rlike(_LONE_SURROGATE)
-    return F.when(cut == F.col(TEXT), f"bad {name}: nested more than {_MOST_LEVELS} levels").when(
+    return F.when(cut == F.col("_named"), f"bad {name}: {_TOO_DEEP}").when(
         cut.startswith('"') & is_half, "half a surrogate pair"
     )
 

@@ -15,6 +15,8 @@ from backfill_assets.landing.formats import (
     TEXT,
     identifier_fields,
     json_fields,
+    lacking_fields,
+    match_fields,
     missing_field,
     origin_columns,
 )
@@ -53,7 +55,8 @@ class ParquetColumns:
     float, a time, a name in two spellings) fails every file of the run.
 
     Attributes:
-        types: the columns that Spark can read, with the types of their values.
+        types: the columns that Spark can read, with the types of their values. Those of fields are
+            named as the fields, whatever their case in the file.
         nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
         unreadable: columns that are wanted and cannot be read, with their types.
     """
@@ -86,17 +89,18 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
     # Spark ignores upper and lower case; `_metadata` is its own column.
     spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
     types, nanoseconds, unreadable = {}, set(), {}
-    for name, kind in zip(schema.names, schema.types, strict=True):
+    names = match_fields(schema.names, source.fields)
+    for column, name, kind in zip(schema.names, names, schema.types, strict=True):
         if spellings[name.lower()] > 1:
             if name in source.fields:
                 raise LandingError(f"more than one column is named {name}")
             continue
-        spark_type = T.TimestampType() if name in int96 else value_type(kind)
+        spark_type = T.TimestampType() if column in int96 else value_type(kind)
         if spark_type is None and name in json_fields(source):
             spark_type = _nested_type(kind)
         if spark_type is not None:
             types[name] = spark_type
-            if is_nanoseconds(kind) and name not in int96:
+            if is_nanoseconds(kind) and column not in int96:
                 nanoseconds.add(name)
         elif name in source.fields:
             unreadable[name] = str(kind)
@@ -190,6 +194,7 @@ def parquet_fields(
         (
             F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
         ).alias(PROBLEM),
+        lacking_fields(source, types),
     )
 
 

@@ -21,6 +21,7 @@ from backfill_assets.landing.formats import (
     BYTE_ORDER_MARK,
     csv_texts,
     header_columns,
+    match_fields,
     read_header,
 )
 from backfill_assets.landing.listing import LandingError, ListedFile
@@ -137,11 +138,10 @@ def _json_values(line: str, fields: Sequence[str]) -> Values | None:
         parsed = json.loads(line, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return None
-    return (
-        tuple(_value_text(parsed.get(name)) for name in fields)
-        if isinstance(parsed, dict)
-        else None
-    )
+    if not isinstance(parsed, dict):
+        return None
+    values = dict(zip(match_fields([*parsed], fields), parsed.values(), strict=True))
+    return tuple(_value_text(values.get(name)) for name in fields)
 
 
 def _csv_values(line: str, names: Sequence[str], source: Source) -> dict[str, str] | None:
@@ -189,13 +189,19 @@ def _parquet_rows(filesystem: pafs.FileSystem, path: str, fields: Sequence[str])
     SizeLimits.default_limits().read_footer(filesystem, entry)
     with filesystem.open_input_file(path) as opened, pq.ParquetFile(opened) as file:
         groups = range(file.num_row_groups)[:: max(1, file.num_row_groups // _PIECES)][:_PIECES]
-        columns = [name for name in fields if name in file.schema_arrow.names]
+        names = file.schema_arrow.names
+        columns = {
+            column: name
+            for column, name in zip(names, match_fields(names, fields), strict=True)
+            if name in fields
+        }
         max_rows = MOST_LINES // max(1, len(groups))
         rows: list[dict[str, Any]] = []
         for group in groups:
-            batches = file.iter_batches(batch_size=max_rows, row_groups=[group], columns=columns)
+            batches = file.iter_batches(batch_size=max_rows, row_groups=[group], columns=[*columns])
             rows += [row for batch in islice(batches, 1) for row in _batch_rows(batch)]
-    return [tuple(_value_text(row.get(name)) for name in fields) for row in rows]
+    values = [{columns[column]: value for column, value in row.items()} for row in rows]
+    return [tuple(_value_text(row.get(name)) for name in fields) for row in values]
 
 
 def _batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

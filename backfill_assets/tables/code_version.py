@@ -29,8 +29,9 @@ from backfill_assets.tables.table import Table
 #: if, a change of this package gives other rows of that kind for the same input; `package` stands
 #: for the tables that this package declares.
 ROWS_VERSION: Mapping[str, int] = {
-    "raw": 2,  # 2: text in quotes over several lines; JSON text as it is written
-    # 2: the reason has the number of surplus decimals; 3: the form of a field; 4: text in quotes
+    "raw": 2,  # 2: text in quotes over several lines; JSON text as written; names in any case
+    # 2: the reason has the number of surplus decimals; 3: the form of a field; 4: text in quotes,
+    # and names in any case
     "rejected": 4,
     "staging": 1,
     "late": 1,

@@ -144,6 +144,7 @@ def _log_line(
 def _parse_row(landed_line: _Landed, arrival: date, zone: ZoneInfo) -> dict:
     if landed_line.fields is None:
         raise Unreadable(landed_line.reason)
+    landed_line.fields = _name_fields(landed_line.fields)
     order_id = _parse_text(landed_line.fields.get("order_id"), "order_id")
     if not order_id:
         raise Unreadable("missing order_id")
@@ -159,6 +160,19 @@ def _parse_row(landed_line: _Landed, arrival: date, zone: ZoneInfo) -> dict:
     if version_day > arrival + _DAY:
         raise Unreadable("version time in the future")
     return {"log_date": max(arrival, version_day), "arrival_date": arrival, **row}
+
+
+def _name_fields(fields: dict) -> dict:
+    """Name what is a field in another case, unless the field itself is there."""
+    named = dict(fields)
+    for name in _FIELDS:
+        others = [other for other in fields if other.lower() == name]
+        if name in others or not others:
+            continue
+        if len(others) > 1:
+            raise Unreadable(f"more than one is named {name}")
+        named[name] = fields[others[0]]
+    return named
 
 
 def _split_versions(
@@ -413,6 +427,8 @@ def _csv_fields(text: str) -> list[str] | None:
 
 def _parquet_lines(data: bytes) -> Iterator[_Landed]:
     table = pq.read_table(io.BytesIO(data))
+    names = _name_fields({name: name for name in table.column_names})
+    table = table.select([*names.values()]).rename_columns([*names])
     columns = {name: _parquet_column(table, name) for name in _FIELDS if name in table.column_names}
     for number in range(table.num_rows):
         fields = {name: values[number] for name, values in columns.items()}
