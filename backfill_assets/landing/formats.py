@@ -365,7 +365,7 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     parsed = _from_json(text, parsed_fields)
     frame = frame.withColumn("_plain", F.when(~F.col("_not_plain"), parsed))
     frame = _name_fields(frame, source, parsed_fields)
-    is_renamed = F.size("_renamed") > 0
+    is_renamed = F.coalesce(F.size("_renamed") > 0, F.lit(False))
     cuts = {
         name: F.when(is_renamed, cut).otherwise(F.col(name))
         for name, cut in _cut_fields(named, nested).items()
@@ -386,24 +386,25 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
         .when(_has_lone_surrogate(source, exact_fields), "half a surrogate pair")
         .when(careful, F.coalesce(*map(_identifier_problem, ids), F.lit(None)))
     )
-    problems = [problem, _naming_problem(source), *map(_cut_problem, nested)]
-    lacking = [F.when(_spellings(n) == 0, F.lit(n)) for n in sorted(source.may_be_null)]
+    problems = [problem, _naming_problem(), *map(_cut_problem, nested)]
+    nullable = sorted(source.may_be_null)
+    lacking = F.filter("_absent", lambda name: name.isin(nullable) & (_count_keys(name) == 0))
     return frame.select(
         "arrival_date",
         "source_file",
         TEXT,
         *map(field_column, source.fields),
         F.coalesce(*problems).alias(PROBLEM),
-        F.array_compact(F.array(*lacking)).cast("array<string>").alias(LACKING),
+        lacking.alias(LACKING),
     )
 
 
 def _name_fields(frame: DataFrame, source: Source, parsed_fields: Iterable[str]) -> DataFrame:
     """Add the line with each key that differs from a field in case only named as the field.
 
-    Adds `_named` (the line), `_renamed` (these fields) and `_keys`: those of the line, but null for
-    a line that has a value of each field, as nearly all do. So few lines are scanned for their keys
-    besides being parsed.
+    Adds `_named` (the line), `_renamed` (these fields), `_absent` (the fields that are no key of
+    the line) and `_lower_keys`. But for `_named`, they are null for a line that has a value of each
+    field, as nearly all do. So few lines are scanned for their keys besides being parsed.
     """
     lacks_value = reduce(
         Column.__or__,
@@ -413,32 +414,30 @@ def _name_fields(frame: DataFrame, source: Source, parsed_fields: Iterable[str])
             *(F.col(f"_cut_{name}").isin("", "null") for name in json_fields(source)),
         ],
     )
+    absent = F.array_except(F.array(*map(F.lit, source.fields)), F.col("_keys"))
     frame = frame.withColumn("_keys", F.when(lacks_value, F.json_object_keys(TEXT)))
-    frame = frame.withColumn("_lower_keys", F.transform("_keys", F.lower))
-    renamed = [F.when(_spellings(n) == 1, F.lit(n)) for n in source.fields]
+    frame = frame.withColumns({"_absent": absent, "_lower_keys": F.transform("_keys", F.lower)})
+    renamed = F.filter("_absent", lambda name: _count_keys(name) == 1)
+    frame = frame.withColumn("_renamed", renamed)
     named = reduce(
         lambda text, name: F.regexp_replace(text, key_pattern(name), f'$1"{name}"'),
         source.fields,
         F.col(TEXT),
     )
-    frame = frame.withColumn("_renamed", F.array_compact(F.array(*renamed)))
     return frame.withColumn("_named", F.when(F.size("_renamed") > 0, named).otherwise(F.col(TEXT)))
 
 
-def _spellings(name: str) -> Column:
-    """The number of keys that are a field in another case; null if the line has the field."""
-    count = F.size("_lower_keys") - F.size(F.array_remove("_lower_keys", name.lower()))
-    return F.when(~F.array_contains("_keys", name), count)
+def _count_keys(name: Column) -> Column:
+    """The number of a line's keys that are a field in any case."""
+    return F.size(F.filter("_lower_keys", lambda key: key == F.lower(name)))
 
 
-def _naming_problem(source: Source) -> Column:
+def _naming_problem() -> Column:
     """Why a field has no value although the line has keys that are the field in another case."""
-    doubtful = (
-        F.when(_spellings(name) > 1, f"more than one key is named {name}") for name in source.fields
-    )
+    doubtful = F.get(F.filter("_absent", lambda name: _count_keys(name) > 1), F.lit(0))
     unnamed = F.array_except("_renamed", F.json_object_keys("_named"))
     too_deep = F.when(F.size("_renamed") > 0, F.when(F.size(unnamed) > 0, _TOO_DEEP))
-    return F.coalesce(*doubtful, too_deep)
+    return F.coalesce(F.concat(F.lit("more than one key is named "), doubtful), too_deep)
 
 
 def number_pattern(source: Source) -> str:
