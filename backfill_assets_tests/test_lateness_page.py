@@ -315,6 +315,18 @@ def test_light_and_dark_have_contrast():
         assert min(contrast(mark, "pale") for mark in ("blue", "orange", "grey")) > 3
 
 
+def test_sums_of_large_amounts_have_every_cent():
+    most = Decimal("9" * 32 + ".99")
+    rows = [
+        lateness_row(day(n), (0, 9)) | {"beyond_amount": most, "amount_by_delay": [most, most]}
+        for n in range(1, 64)
+    ]
+    cents = lateness_page.lateness_figures(rows, 7).cents
+    assert {*cents} == {0, 9}
+    assert all(amount % (10**34 - 1) == 0 for amount in cents.values())
+    assert f">{63 * 10**32 - 1:,}.37<" in render_page(pa.Table.from_pylist(rows))
+
+
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
     rows = lateness_table(24, amount_by_delay=[Decimal(0)] * 4)

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within, total_within
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.deployment import Deployment
@@ -61,17 +62,18 @@ def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> La
     span = [n * DAY for n in range(longest + 1)]
     days = [day for day in sorted(measured) if all(day + later in measured for later in span)]
     settled_days, lines, cents = set(days), Counter[int](), Counter[int]()
-    for row in rows:
-        parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
-        for delay, count, amount in parts:
-            # A delay may reach back before the first possible date.
-            if (
-                delay <= row["log_date"].toordinal()
-                and row["log_date"] - delay * DAY in settled_days
-            ):
-                late = max(0, delay - arrives_after)
-                lines[late] += count
-                cents[late] += int(amount * 100)
+    with exact_sums():
+        for row in rows:
+            parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
+            for delay, count, amount in parts:
+                # A delay may reach back before the first possible date.
+                if (
+                    delay <= row["log_date"].toordinal()
+                    and row["log_date"] - delay * DAY in settled_days
+                ):
+                    late = max(0, delay - arrives_after)
+                    lines[late] += count
+                    cents[late] += int(amount * 100)
     return LatenessFigures(longest + 1, days, lines, cents)
 
 
@@ -457,6 +459,8 @@ def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
     missed = [row["lines"] - lines_within(row, window_days) for row in rows]
     lines = sum(row["lines"] for row in rows)
     late = sum(row["late_lines"] for row in rows)
+    with exact_sums():
+        missed_amount = sum(row["beyond_amount"] for row in rows)
     return {
         "days": len(rows),
         "lines": lines,
@@ -464,7 +468,7 @@ def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
         "late_share": percent_up(late, lines) if lines else "",
         "missed": sum(missed),
         "missed_share": percent_up(sum(missed), lines) if lines else "",
-        "missed_amount": f"{sum(row['beyond_amount'] for row in rows):,.2f}",
+        "missed_amount": f"{missed_amount:,.2f}",
         "superseded": sum(row["superseded_lines"] for row in rows),
         "rejected": sum(row["rejected_lines"] for row in rows),
         "not_measured": (rows[-1]["log_date"] - rows[0]["log_date"]).days + 1 - len(rows),
