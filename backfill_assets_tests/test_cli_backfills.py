@@ -74,6 +74,14 @@ def test_plan(instance, capsys):
     assert state_store.list_ids(instance) == [id_, plan["id"]]
 
 
+def test_a_plan_names_the_weeks_that_it_leaves_out(instance, capsys, monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_TABLES", "backfill_assets_tests.planned_tables:TABLES")
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-31")
+    assert main(["plan", "2024-01-22...2024-01-30", "--select", "weekly"]) == 0
+    left_out = "Left out weekly[2024-01-29] ends after the calendar, on 2024-02-04"
+    assert left_out in capsys.readouterr().out.splitlines()
+
+
 def test_a_plan_from_a_file(instance, capsys, tmp_path):
     file = tmp_path / "backfill.yaml"
     (page,) = code_blocks("docs/runbook.md", "yaml")

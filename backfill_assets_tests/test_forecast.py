@@ -46,6 +46,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import LoadPlan
 from backfill_assets.tables.code_version import Code
 from backfill_assets_guide.examples.customers.enrichment import RATES
+from backfill_assets_guide.examples.growth import revenue_growth, revenue_monthly
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.invented_runs import CODE, InventedRuns, numbered
 from backfill_assets_tests.helpers.memory_instance import memory_instance
@@ -91,7 +92,7 @@ def plan_same_days(tables, numbers):
 def forecast(runs, planned, *, rewrite=False, code=CODE, load_plans=None):
     """What is expected of the planned days of tables, by the number of the day."""
     forecasts = forecast_days(
-        DEPLOYMENT,
+        runs.deployment,
         BackfillRequest(days=str(START), rewrite=rewrite),
         {name: [day(n) for n in numbers] for name, numbers in planned.items()},
         runs.ledgers,
@@ -180,6 +181,21 @@ def test_a_day_without_its_input_can_be_built_only_if_the_plan_builds_that(runs)
         STAGED.name: {2: NEVER, 5: LACKING},
         FACT.name: {1: NEVER, 2: NEVER, 3: LACKING, 5: LACKING},
     }
+
+
+@pytest.mark.parametrize("start", [START, day(15)], ids=["a whole month", "half a month before"])
+def test_a_month_waits_for_those_on_the_calendar_that_it_reads_before_it(start):
+    tables = "backfill_assets_guide.examples.growth:TABLES"
+    runs = InventedRuns(Deployment(load_settings(tables=tables, start=start)))
+    months, growth = revenue_monthly, revenue_growth.name
+    runs.build(months, 32)  # February
+    february = LACKING if start == START else NEVER
+    assert forecast(runs, {growth: [32]}) == {growth: {32: february}}
+    runs.build(months, 92)  # April, without March
+    assert forecast(runs, {growth: [92, 122]}) == {growth: {92: LACKING, 122: LACKING}}
+    runs.build(FACT, (61, 91))
+    both = forecast(runs, {months.name: [61], growth: [92]})
+    assert both == {months.name: {61: NEVER}, growth: {92: NEVER}}
 
 
 def test_a_day_whose_input_is_of_other_settings_waits_for_that_to_be_built_again(runs):
