@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import ClassVar
@@ -138,11 +139,73 @@ def test_the_column_of_the_day_has_a_name_that_folders_have(name):
         make_named("x", partition=name)
 
 
-def test_a_class_that_java_takes_for_an_intersection_is_refused():
-    with pytest.warns(FutureWarning, match="set intersection"):
-        column = make_column(T.StringType, Field(str_contains="x[a-z&&b]"))
-    (problem,) = wrong_checks({"x": column})
-    assert "'[a-z&&b]' in a pattern, which Java reads otherwise" in problem
+#: Patterns that Java reads as Python does, and how a message names what it reads otherwise.
+SAME_PATTERNS = (
+    *(r"\(?(\d{3})\)?", r"\\Z", "[(?#]", "(?iu)ä", "(?i-s:B)", "(?>a+)b", "a{2}+", "(?<!a)b"),
+    *(r"[\]](a|[b])", r"[^]&\[]", r"(a)\1", r"\012", r"[\012]", r"[\\b]", "[a||b]", "}"),
+    r"\N{DIGIT ONE}",
+)
+OTHER_PATTERNS = {
+    r"a\Z": r"\Z",
+    r"\v": r"\v",
+    r"[^\v]": r"[^\v]",
+    r"[\b]": r"[\b]",
+    r"[\1]": r"[\1]",
+    r"\0": r"\0",
+    r"\0123": r"\0",
+    r"\377": r"\377",
+    r"\U00000041": r"\U",
+    "(?ia)b": "(?ia)",
+    "(?sx: a)": "(?sx:",
+    "(?#a)b": "(?#",
+    "(a)?(?(1)b|c)": "(?(",
+    "x[a-z&&b]": "[a-z&&b]",
+    "a{": "{",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
+def test_a_pattern_that_java_reads_otherwise_is_refused():
+    declared = {
+        pattern: wrong_checks({"x": make_column(T.StringType, Field(str_matches=pattern))})
+        for pattern in (*OTHER_PATTERNS, *SAME_PATTERNS)
+    }
+    for pattern, construct in OTHER_PATTERNS.items():
+        (problem,) = declared.pop(pattern)
+        assert problem.startswith(f"x has the check str_matches with {construct!r} in a pattern, ")
+    assert {*map(tuple, declared.values())} == {()}
+    as_bytes = make_column(T.StringType, Field(str_contains=b"a"))
+    (problem,) = wrong_checks({"x": as_bytes})
+    assert problem == "x has the check str_contains with b'a': give a pattern of text"
+
+
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
+def test_spark_reads_a_pattern_as_python_does(spark):
+    texts = [
+        "(555)",
+        "555",
+        r"\Z",
+        "#",
+        "?",
+        "Ä",
+        "b",
+        "aab",
+        "aaaa",
+        "1",
+        "]b",
+        "ab",
+        "\n",
+        "}",
+        "|",
+    ]
+    rules = []
+    for n, pattern in enumerate(SAME_PATTERNS):
+        column = make_column(T.StringType, Field(str_matches=pattern))
+        rules += [F.expr(rule).alias(str(n)) for rule in sql_conditions("x", column).values()]
+    rows = spark.createDataFrame([(text,) for text in texts], "x STRING").select("x", *rules)
+    assert {row["x"]: list(row)[1:] for row in rows.collect()} == {
+        text: [re.match(pattern, text) is not None for pattern in SAME_PATTERNS] for text in texts
+    }
 
 
 def test_a_column_that_may_be_null(spark):

@@ -133,12 +133,19 @@ def _length_condition(name: str, statistics: Mapping[str, Any]) -> str:
     )
 
 
-#: Constructs of Python's patterns that Spark's, which are Java's, do not have.
-_PYTHON_ONLY = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
-#: An escaped character, a class of characters, and a brace that is no repetition to Java.
-_ESCAPE = re.compile(r"\\(?:N\{[^}]*\}|.)", re.DOTALL)
-_CLASS = re.compile(r"\[\^?\]?[^]]*\]")
-_LONE_BRACE = re.compile(r"\{(?!\d+(?:,\d*)?\})[^}]*\}?")
+#: A part of a pattern; it is a group if Java reads it otherwise than Python, or not at all.
+_PATTERN_PART = re.compile(
+    # Escapes: the end, `\v` (to Java any vertical space), and numbers that are octal to one alone.
+    r"(\\(?:[ZvU]|0(?![0-7]{1,2}(?![0-7]))|[1-7][0-7]{2}))|\\(?:N\{[^}]*\}|.)"
+    # Classes of characters: to Java, `[` begins one within, and `&&` is the intersection.
+    r"|(\[\^?\]?(?:\\.|[^]\\])*?(?:\[|&&|\\[bvU1-9]|\\0(?![0-7]))(?:\\.|[^]\\])*\])"
+    r"|\[\^?\]?(?:\\.|[^]\\])*\]"
+    # Groups that begin otherwise than those that both have.
+    r"|(\(\?(?!:|<?[=!]|>|[imsu]*(?:-[imsx]+)?[:)])P?\w*.)"
+    # A brace that is no repetition to Java.
+    r"|(\{(?!\d+(?:,\d*)?\})[^}]*\}?)|.",
+    re.DOTALL,
+)
 #: By pandera check, its SQL condition for a column.
 _CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "greater_than": _comparison_condition(">", "min_value"),
@@ -278,9 +285,8 @@ def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _pattern_text(statistics: Mapping[str, Any]) -> str:
-    pattern = statistics["pattern"]
-    return str(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
+def _pattern_text(statistics: Mapping[str, Any]) -> Any:
+    return getattr(statistics["pattern"], "pattern", statistics["pattern"])
 
 
 def _wrong_text(statistics: Mapping[str, Any]) -> str:
@@ -294,23 +300,18 @@ def _wrong_text(statistics: Mapping[str, Any]) -> str:
         return f"{wrong[0]!r}: give a whole number of characters" if wrong else ""
     if "pattern" not in statistics:
         return ""
-    pattern = statistics["pattern"]
+    pattern, text = statistics["pattern"], _pattern_text(statistics)
+    if not isinstance(text, str):
+        return f"{text!r}: give a pattern of text"
     if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
         return f"the flags of {pattern.pattern!r}: write them into the pattern, as (?i)"
-    if construct := _python_only_construct(_pattern_text(statistics)):
+    parts = _PATTERN_PART.finditer(text)
+    if construct := next((part[0] for part in parts if part.lastindex), ""):
         return (
             f"{construct!r} in a pattern, which Java reads otherwise than Python: write it so that "
             "both take it for the same"
         )
     return ""
-
-
-def _python_only_construct(pattern: str) -> str:
-    """What Java does not read in a pattern as Python does; empty if there is nothing."""
-    unescaped = _ESCAPE.sub("", pattern)
-    classes = [part for part in _CLASS.findall(unescaped) if "[" in part[1:] or "&&" in part]
-    others = _PYTHON_ONLY.search(pattern) or _LONE_BRACE.search(_CLASS.sub("", unescaped))
-    return others[0] if others else next(iter(classes), "")
 
 
 #: The most digits of a literal that is a DECIMAL for Spark.
