@@ -80,7 +80,10 @@ def test_each_check_holds_for_what_it_says(spark):
 
 
 #: Names that SQL reads otherwise, or not at all, and Delta takes.
-ODD_NAMES = ("null", "True", "not", "2d", "1e5", "7", "a-b", "it's", "größe", "100%", "a/b", '"')
+ODD_NAMES = (
+    *("null", "True", "not", "2d", "1e5", "7", "a-b", "it's", "größe", "100%", "a/b", '"'),
+    *("from", "Select", "values", "current_path", "current_date"),
+)
 
 
 def test_a_condition_is_of_its_column_whatever_its_name(spark):
@@ -88,8 +91,9 @@ def test_a_condition_is_of_its_column_whatever_its_name(spark):
     for name in ODD_NAMES:
         column = make_column(T.LongType, Field(in_range=(1, 2), nullable=True))
         (condition,) = sql_conditions(name, column).values()
+        assert condition.startswith(f"`{name}` IS NULL")
         values.append(F.lit(0).alias(name))
-        rules.append(F.expr(condition).alias(name))
+        rules.append(F.expr(f"({condition})").alias(name))
     expected = dict.fromkeys(ODD_NAMES, False)
     assert spark.range(1).select(*values).select(*rules).first().asDict() == expected
 

@@ -327,7 +327,8 @@ class Measures(pa.DataFrameModel):
 
     day: T.DateType = pa.Field()
     number: T.DoubleType = pa.Field(nullable=True)
-    single: T.FloatType = pa.Field(nullable=True)
+    # A name that begins as those of this package's own columns.
+    single: T.FloatType = pa.Field(nullable=True, alias="_version")
 
     class Config:
         metadata = {"partition": "day"}  # noqa: RUF012
@@ -349,7 +350,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
     arrays = {
         "day": pyarrow.array([day(1)] * len(numbers)),
         "number": pyarrow.array(numbers, pyarrow.float64()),
-        "single": pyarrow.array(singles, pyarrow.float32()),
+        "_version": pyarrow.array(singles, pyarrow.float32()),
     }
     write_deltalake(url, pyarrow.table(arrays), partition_by=["day"])
     (figures,) = measure_days(spark.read.format("delta").load(url), table).values()
@@ -358,7 +359,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
         for macro in SQL.split(";\n")[:2]:
             engine.execute(macro)
         lines = engine.execute(
-            "SELECT concat_ws(chr(9), field(day), float_field(number), float_field(single)) "
+            "SELECT concat_ws(chr(9), field(day), float_field(number), float_field(_version)) "
             "FROM read_parquet($files, hive_partitioning = true)",
             {"files": DeltaTable(url).file_uris()},
         ).fetchall()
@@ -369,7 +370,7 @@ def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
     table, url = Table("measures", Measures), str(tmp_path / "measures")
     for zero, nan in (("0.0D", "double('NaN')"), ("-0.0D", "-double('NaN')"), ("5e-324D", "null")):
         frame = spark.sql(
-            f"SELECT DATE'2024-01-01' AS day, stack(2, {zero}, {nan}) AS number, 0.1F AS single"
+            f"SELECT DATE'2024-01-01' AS day, stack(2, {zero}, {nan}) AS number, 0.1F AS _version"
         )
         write_version(frame, table, url)
     same, other = (diff_table(spark, url, table, {day(1): (0, version)}) for version in (1, 2))
@@ -383,7 +384,7 @@ def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
         ("removed", "0.0"),
         ("removed", "nan"),
     ]
-    assert other.samples[0].after["single"] == "0.10000000149011612"
+    assert other.samples[0].after["_version"] == "0.10000000149011612"
 
 
 #: By type that a model may have beside those of the default tables: values that look alike.

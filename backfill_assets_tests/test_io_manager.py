@@ -22,8 +22,7 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import derived
-from backfill_assets.assets.input_frames import sums_by_day
+from backfill_assets.assets import derived, input_frames
 from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import Window
@@ -233,19 +232,27 @@ class Oddly(pa.DataFrameModel):
     null: T.LongType = Field(in_range=(1, 9), nullable=True, description="A word of SQL.")
     number: T.DecimalType(12, 2) = Field(alias="2d", ge=0, lt=100, description="A literal.")
     text: T.StringType = Field(alias="it's_100%", str_contains="x")
+    rows: T.LongType = Field(description="A name that the audit counts by, as are the next.")
+    copies: T.LongType = Field(nullable=True)
+    count: T.StringType
 
     class Config:
         """By day."""
 
         strict = True
-        metadata: ClassVar = {"partition": "day", "key": ["the-key"], "totals": ["2d"]}
+        metadata: ClassVar = {
+            "partition": "day",
+            "key": ["the-key", "rows", "copies", "count"],
+            "totals": ["2d"],
+        }
 
 
 def test_a_table_is_made_in_two_commits_with_all_of_its_rules(pipeline, spark):
     table, url = Table(name="oddly", model=Oddly), str(pipeline.warehouse / "oddly")
 
     def make_rows(*rows: tuple):
-        return spark.createDataFrame([(day(1), *row) for row in rows], table.struct_type)
+        more = (1, None, "c")
+        return spark.createDataFrame([(day(1), *row, *more) for row in rows], table.struct_type)
 
     good = [("a", 1, Decimal(1), "x"), ("b", None, Decimal(2), "xy")]
     assert outcome_values(publish_frame(pipeline, make_rows(*good), window(1, 1), table=table)) == [
@@ -262,12 +269,16 @@ def test_a_table_is_made_in_two_commits_with_all_of_its_rules(pipeline, spark):
         rows = make_rows((key, null, Decimal(number), text))
         (result,) = publish_frame(pipeline, rows, window(1, 1), table=table)
         assert "1 row(s) break the rule" in result.verdict.failure_reasons
-        values = f"DATE'2024-01-01', '{key}', {null}, {number}, '{text}'"
+        values = f"DATE'2024-01-01', '{key}', {null}, {number}, '{text}', 1, null, 'c'"
         with pytest.raises(SPARK_ERRORS, match="DELTA_VIOLATE_CONSTRAINT"):
             spark.sql(f"INSERT INTO delta.`{url}` VALUES ({values})")
     merged = make_rows(good[0], ("b", 3, Decimal(4), "x"))
     publish_frame(pipeline, merged, window(1, 1), table=table, merge=True)
     assert {(r["the-key"], r["null"]) for r in pipeline.rows(table.name)} == {("a", 1), ("b", 3)}
+    repeated = input_frames._count_repeated_rows(
+        make_rows(*good, good[0]), [day(1)], (table.partition, *table.key)
+    )
+    assert repeated == {day(1): 1}
 
 
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
@@ -648,7 +659,7 @@ def test_a_sum_that_is_no_number_of_64_bits(loaded, spark):
     assert difference.difference_text.startswith("rows +2, orders +12,000,000,000,000,000,000")
     frame = spark.read.format("delta").load(url).withColumn("for_day", F.col("run_date"))
     sums = derived._aggregations(frame, {"orders": "orders", "rows": None})
-    of_day = sums_by_day(frame, "for_day", sums, FACT.zero_totals)[day(2)]
+    of_day = input_frames.sums_by_day(frame, "for_day", sums, FACT.zero_totals)[day(2)]
     assert of_day == {"orders": 12 * 10**18, "rows": 2}
     assert type(of_day["orders"]) is int
 

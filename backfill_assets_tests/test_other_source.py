@@ -42,6 +42,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.deployment import Deployment
+from backfill_assets.imports import importer
 from backfill_assets.landing.files import LandingFile, LandingFiles
 from backfill_assets.landing.formats import TEXT, csv_records, header_columns
 from backfill_assets.landing.listing import LandingError, ListedFile
@@ -318,6 +319,20 @@ def test_lateness_without_money(spark):
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
     assert "have no published raw_visits;" in expectation.warnings[0]
+
+
+class CopyLine(pa.DataFrameModel):
+    """A line whose fields are named as what an import counts."""
+
+    same: T.StringType = Field(description="What is copied.")
+    versions: T.LongType = Field(description="Its number.")
+    at: T.TimestampType = Field(description="When.")
+
+
+def test_an_import_counts_the_keys_of_fields_with_any_name(spark):
+    source = Source("copies", CopyLine, key=["same", "versions"], event_time="at")
+    rows = spark.sql("SELECT explode(array('a', 'a', 'b')) AS same, 1L AS versions, now() AS at")
+    assert importer._count_keys(rows, source) == (2, 2, 2)
 
 
 class BillLine(pa.DataFrameModel):

@@ -240,13 +240,11 @@ def _count_repeated_rows(
 ) -> dict[date, int]:
     """Return, by day with repeated keys, the number of rows beyond the first of their key."""
     day = key[0]
-    keys = (
-        rows.where(any_window_condition(to_windows(days), day)).groupBy(*dict.fromkeys(key)).count()
-    )
-    counts = (
-        keys.where("count > 1").groupBy(day).agg(F.sum(F.col("count") - 1).alias("more")).collect()
-    )
-    return {row[day]: row["more"] for row in counts}
+    keys = rows.where(any_window_condition(to_windows(days), day)).groupBy(*dict.fromkeys(key))
+    # No column of a table has a blank in its name.
+    more = keys.agg((F.count(F.lit(1)) - 1).alias("more rows")).where(F.col("more rows") > 0)
+    counts = more.groupBy(day).agg(F.sum("more rows"))
+    return dict(counts.collect())
 
 
 #: The most reasons in a message about requests without an answer.

@@ -341,7 +341,9 @@ def measure_days(
     }
     named = [column.alias(name) for name, column in sums.items()]
     if table.key:
-        by_key = frame.groupBy(day.alias("_day"), *table.key).agg(*named)
+        # By number: a column may have the name of a sum.
+        key = [F.col(name).alias(f"key_{n}") for n, name in enumerate(table.key)]
+        by_key = frame.groupBy(day.alias("_day"), *key).agg(*named)
         outer_sums = [F.expr(f"sum({quote_name(n)}) AS {quote_name(n)}") for n in sums]
         by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
@@ -358,14 +360,15 @@ def count_leftover_rows(
     Their key is not in the frame, or the table has them more than once.
     """
     columns = list(dict.fromkeys((table.partition, *table.key)))
-    keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
-    copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
+    # No column of a table has a blank in its name.
+    keys = frame.select(*columns).distinct().withColumn("wanted copies", F.lit(1))
+    copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("all copies"))
     same_key = F.expr(table.same_key("published", "wanted"))
     wrong = copies.alias("published").join(keys.alias("wanted"), same_key, "left")
-    surplus = F.col("copies") - F.coalesce("_wanted", F.lit(0))
-    day = F.col(f"published.{quote_name(table.partition)}").alias(table.partition)
-    counts = wrong.groupBy(day).agg(F.sum(surplus).alias("wrong")).collect()
-    return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
+    surplus = F.col("all copies") - F.coalesce("wanted copies", F.lit(0))
+    day = F.col(f"published.{quote_name(table.partition)}")
+    counts = wrong.groupBy(day).agg(F.sum(surplus)).collect()
+    return {of_day: count for of_day, count in counts if count}
 
 
 def _breaks_rule(rule: str) -> Column:

@@ -164,7 +164,8 @@ def _figures_from_row(row: Mapping[str, Any], table: Table) -> diff.DayFigures:
     return diff.DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
 
 
-_VERSION = "_version"
+#: No column of a table has a blank in its name.
+_VERSION = "read version"
 #: A version, and a day as of it.
 _DayAtVersion = tuple[int, date]
 

@@ -240,10 +240,10 @@ def _count_by_day(
     repeated: dict[date | None, int] = {}
     if count_repeats:
         repeats_by_row = rows.groupBy(landing_files.ARRIVAL_DAY, *request.source.fields).agg(
-            (F.count(F.lit(1)) - 1).alias("more")
+            (F.count(F.lit(1)) - 1).alias("_more")
         )
         repeated = dict(
-            repeats_by_row.groupBy(landing_files.ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator()
+            repeats_by_row.groupBy(landing_files.ARRIVAL_DAY).agg(F.sum("_more")).toLocalIterator()
         )
     by_day, stray = dict[date, RowCounts](), RowCounts()
     counted = landing_files.counts_by_day(
@@ -261,13 +261,13 @@ def _count_by_day(
 
 def _count_keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
     """Number of distinct keys and of distinct rows with a key, and the maximum of equal rows."""
-    distinct_rows = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("same"))
+    distinct_rows = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("_same"))
     by_key = distinct_rows.groupBy(*source.key).agg(
-        F.count(F.lit(1)).alias("versions"), F.max("same").alias("same")
+        F.count(F.lit(1)).alias("_versions"), F.max("_same").alias("_same")
     )
     for name in source.key:
         by_key = by_key.where(F.col(name).isNotNull())
-    totals = by_key.agg(F.count(F.lit(1)), F.sum("versions"), F.max("same")).first()
+    totals = by_key.agg(F.count(F.lit(1)), F.sum("_versions"), F.max("_same")).first()
     assert totals is not None
     keys, versions, max_repeats = (int(number or 0) for number in totals)
     return keys, versions, max_repeats

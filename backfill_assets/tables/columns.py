@@ -176,8 +176,9 @@ ALLOWED_CHECKS = (
 )
 
 
-#: Words that SQL takes for something else than the name of a column.
-_SQL_WORDS = ("null", "true", "false", "not")
+#: Words that SQL takes for something else than the name of a column; delta-rs, too, for the times.
+_CURRENT = ("current_path", "current_date", "current_time", "current_timestamp")
+_SQL_WORDS = ("null", "true", "false", "not", "from", "select", "values", *_CURRENT)
 
 
 def _sql_name(name: str) -> str:
