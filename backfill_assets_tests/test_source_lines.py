@@ -177,6 +177,7 @@ CSV = [
     ("properties", "", None),
     ("properties", '{"a": [1, "x"]}', '{"a": [1, "x"]}'),
     ("properties", "{'a': 1}", "bad properties: not JSON"),
+    ("properties", f"[{', '.join(['1.10'] * 30_000)}]", f"[{', '.join(['1.10'] * 30_000)}]"),
     ("at", "", "missing at"),
     ("seen_at", "x", "bad seen_at: not a time as 2024-01-31T08:30:00Z"),
 ]

@@ -282,7 +282,7 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
         "columnNameOfCorruptRecord": "_malformed",
     }
     text, delimiter = F.col(TEXT), re.escape(source.delimiter)
-    delimiters = F.regexp_count(text, F.lit(delimiter))
+    delimiters = F.regexp_count(_unquoted_text(source.delimiter), F.lit(delimiter))
     narrow = (F.length(text) < _MOST_FIELDS) | (delimiters < _MOST_FIELDS)
     frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
     misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
