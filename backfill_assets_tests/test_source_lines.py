@@ -143,6 +143,10 @@ JSON = [
     ("properties", "[" * 65 + "]" * 65, "bad properties: nested more than 64 levels"),
     ("properties", r'"\ud800"', "half a surrogate pair"),
     ("properties", r'"{\"a\": \"\udc00\"}"', "half a surrogate pair"),
+    # Half a pair of another field.
+    ("user_id", r'null, "other": "\ud800"', None),
+    ("paid", r'null, "other": ["\\\udc00"]', None),
+    ("user_id", r'"\ud800", "other": "\\ud800"', "half a surrogate pair"),
     ("properties", r'"[\"\\ud83d\\ude00\"]"', r'["\ud83d\ude00"]'),
     ("properties", "17", "17"),
     ("properties", "true", "true"),

@@ -520,9 +520,13 @@ def key_pattern(name: str) -> str:
     return rf"\A({_BLANK}\{{{_BLANK}(?:(?!{key}){member})*+){key}"
 
 
+def _cut_field(text: Column, name: str) -> Column:
+    """The value of a field as a line has it; the whole line if the pattern does not match it."""
+    return F.regexp_replace(text, member_pattern(name), "$1")
+
+
 def _cut_fields(text: Column, names: Iterable[str]) -> dict[str, Column]:
-    """The values of fields as they are in a line; the whole line if the pattern does not match."""
-    return {f"_cut_{name}": F.regexp_replace(text, member_pattern(name), "$1") for name in names}
+    return {f"_cut_{name}": _cut_field(text, name) for name in names}
 
 
 def _cut_value(name: str) -> Column:
@@ -535,11 +539,15 @@ def _cut_value(name: str) -> Column:
 def _cut_problem(name: str) -> Column:
     """Why a field that holds JSON has no value although the line has one, else null."""
     cut = F.col(f"_cut_{name}")
-    # In a string, the parser would write it as a question mark. An escaped backslash escapes none.
-    is_half = F.regexp_replace(cut, r"\\\\", " ").rlike(_LONE_SURROGATE)
+    # In a string, the parser would write it as a question mark.
     return F.when(cut == F.col("_named"), f"bad {name}: {_TOO_DEEP}").when(
-        cut.startswith('"') & is_half, "half a surrogate pair"
+        cut.startswith('"') & _has_half(cut), "half a surrogate pair"
     )
+
+
+def _has_half(text: Column) -> Column:
+    """Whether JSON has half of a surrogate pair; an escaped backslash escapes none."""
+    return F.regexp_replace(text, r"\\\\", " ").rlike(_LONE_SURROGATE)
 
 
 def _quote_numbers(text: Column, source: Source) -> Column:
@@ -575,10 +583,13 @@ def _has_lone_surrogate(source: Source, exact_fields: Iterable[str]) -> Column:
     """Whether half of a surrogate pair made an identifier or a nullable number null."""
     ids = identifier_fields(source)
     doubtful = [name for name in exact_fields if name in ids or name in source.may_be_null]
-    is_missing = reduce(
-        Column.__or__, (_variant_text(name).isNull() for name in doubtful), F.lit(False)
+    # The half may be of another field.
+    named = F.col("_named")
+    is_half = (
+        _variant_text(name).isNull() & _has_half(_cut_field(named, name)) for name in doubtful
     )
-    return F.col("_careful") & is_missing & F.col(TEXT).rlike(_LONE_SURROGATE)
+    is_any_half = reduce(Column.__or__, is_half, F.lit(False))
+    return F.col("_careful") & F.col(TEXT).rlike(_LONE_SURROGATE) & is_any_half
 
 
 def _parsed_line(parsed: str) -> Column:
