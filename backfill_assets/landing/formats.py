@@ -18,11 +18,9 @@ from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
 BYTE_ORDER_MARK = "\ufeff"
-#: Columns with the original line (of a Parquet row, its columns), and why it has no fields. No
-#: field can have these names.
-TEXT, PROBLEM = "_text", "_problem"
-#: A column with the fields that may be null and that a line, or its file, has in no case.
-LACKING = "_lacking"
+#: Columns with the original line (of a Parquet row, its columns), why it has no fields, and those
+#: that may be null and that a line, or its file, has in no case. No field can have these names.
+TEXT, PROBLEM, LACKING = "_text", "_problem", "_lacking"
 
 
 def lines_schema(source: Source) -> T.StructType:
@@ -361,14 +359,15 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     if exact_fields:
         # A key may be escaped. This is no pattern: one of two characters is four times as slow.
         not_plain |= text.contains(_ESCAPED_CHARACTER)
-    frame = lines.withColumns({"_not_plain": not_plain, **_cut_fields(text, nested)})
+    cuts = {f"_cut_{name}": _cut_field(text, name) for name in nested}
+    frame = lines.withColumns({"_not_plain": not_plain, **cuts})
     parsed = _from_json(text, parsed_fields)
     frame = frame.withColumn("_plain", F.when(~F.col("_not_plain"), parsed))
     frame = _name_fields(frame, source, parsed_fields)
     is_renamed = F.coalesce(F.size("_renamed") > 0, F.lit(False))
     cuts = {
-        name: F.when(is_renamed, cut).otherwise(F.col(name))
-        for name, cut in _cut_fields(named, nested).items()
+        f"_cut_{name}": F.when(is_renamed, _cut_field(named, name)).otherwise(F.col(f"_cut_{name}"))
+        for name in nested
     }
     frame = frame.withColumns({"_careful": F.col("_not_plain") | is_renamed, **cuts})
     parsed = _from_json(_quote_numbers(named, source), parsed_fields, exact_fields)
@@ -525,10 +524,6 @@ def _cut_field(text: Column, name: str) -> Column:
     return F.regexp_replace(text, member_pattern(name), "$1")
 
 
-def _cut_fields(text: Column, names: Iterable[str]) -> dict[str, Column]:
-    return {f"_cut_{name}": _cut_field(text, name) for name in names}
-
-
 def _cut_value(name: str) -> Column:
     """The text of a field that holds JSON, as written; that in a JSON string is JSON, as in CSV."""
     cut = F.col(f"_cut_{name}")
@@ -581,14 +576,11 @@ def _is_one_object() -> Column:
 
 def _has_lone_surrogate(source: Source, exact_fields: Iterable[str]) -> Column:
     """Whether half of a surrogate pair made an identifier or a nullable number null."""
-    ids = identifier_fields(source)
-    doubtful = [name for name in exact_fields if name in ids or name in source.may_be_null]
-    # The half may be of another field.
-    named = F.col("_named")
-    is_half = (
-        _variant_text(name).isNull() & _has_half(_cut_field(named, name)) for name in doubtful
-    )
-    is_any_half = reduce(Column.__or__, is_half, F.lit(False))
+    doubtful = {*identifier_fields(source), *source.may_be_null}.intersection(exact_fields)
+    is_any_half = F.lit(False)
+    for name in sorted(doubtful):  # the half may be of another field
+        half = _has_half(_cut_field(F.col("_named"), name))
+        is_any_half |= _variant_text(name).isNull() & half
     return F.col("_careful") & F.col(TEXT).rlike(_LONE_SURROGATE) & is_any_half
 
 
