@@ -1,4 +1,4 @@
-"""Every row of every table over one landing, as digests: code that makes other rows is seen.
+"""Every row of tables of every kind over one landing, as digests: code that makes others is seen.
 
 A day of a table counts as made by the present code as long as its kind of table has the same number
 in `ROWS_VERSION`. So a change of rows must raise that number, and a change that does not change
@@ -176,7 +176,7 @@ def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) 
         assert any(ledger.latest[d].days[d].rows for d in days), f"{name} has no rows"
 
 
-def test_all_tables_in_utc(
+def test_tables_of_every_kind_in_utc(
     engine: Engine, spark, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
     """In the session for few rows."""
