@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backfill_assets.assets import staging
 from backfill_assets.assets.log_lines import _is_shared
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DaySet
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ExternalCommit
-from backfill_assets.orders.tables import RAW, STAGED, TABLES
+from backfill_assets.orders.tables import CURRENT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.frames import SharedFrames
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 
-RAW_TABLES = ("raw_orders", "raw_orders_rejected")
-FACTS, KNOWN = "fact_daily_orders", "fact_daily_orders_current"
-REST = [name for name in TABLES if name not in RAW_TABLES]
+RAW_TABLES = (RAW.name, REJECTED.name)
+#: Those that rank the lines of the log.
+RANKED = (STAGED.name, CURRENT.name, LATENESS.name)
+DAYS = [day(n) for n in (1, 2, 3, 20)]
 
 
 @pytest.fixture
@@ -48,89 +49,82 @@ def land_days(pipeline: Pipeline) -> None:
     pipeline.land(20, [*late, order("o20", 20)])
 
 
-def revenue_by_day(pipeline: Pipeline, name: str) -> dict[str, str]:
-    totals: dict[str, str] = {}
-    for row in pipeline.rows(name):
-        assert str(row["run_date"]) not in totals, "all orders have one customer"
-        totals[str(row["run_date"])] = str(row["revenue"])
-    return totals
-
-
 def held_frames(pipeline: Pipeline) -> int:
     return len(pipeline.io_manager.shared_frames._frames)
 
 
-def test_a_range_ranks_its_lines_once(pipeline: Pipeline, shared: list[object]):
+@pytest.fixture(scope="module")
+def loaded(engine: Engine, spark, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The raw log of the days, to be copied."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("loaded"))
     land_days(pipeline)
-    pipeline.run(1, 3, EVERYTHING)
+    pipeline.run_days(DAYS, RAW_TABLES)
+    return pipeline.root
+
+
+def copy_log(engine: Engine, loaded: Path, root: Path, **settings: Any) -> Pipeline:
+    root.mkdir(exist_ok=True)
+    copy_loaded(loaded, root)
+    return Pipeline(engine, root, **settings)
+
+
+@pytest.fixture
+def log_alone(engine: Engine, loaded: Path, tmp_path: Path) -> Pipeline:
+    """A deployment whose raw log is loaded, and no other table."""
+    return copy_log(engine, loaded, tmp_path)
+
+
+@pytest.mark.parametrize("late_lines", ["correct", pytest.param("drop", marks=pytest.mark.slow)])
+def test_a_run_ranks_its_lines_once_and_has_the_rows_of_a_run_for_each_table(
+    engine: Engine, loaded: Path, tmp_path: Path, shared: list[object], late_lines: str
+):
+    (tmp_path / "one").mkdir()
+    one = Pipeline(engine, tmp_path / "one", late_lines=late_lines)
+    land_days(one)
+    one.run_days(DAYS, [*RAW_TABLES, *RANKED])
     staged, current, lateness = shared
     assert staged is current is lateness
-    assert revenue_by_day(pipeline, KNOWN)[str(day(2))] == "3.00"
-    assert held_frames(pipeline) == 0
+    assert held_frames(one) == 0
+    each = copy_log(engine, loaded, tmp_path / "each", late_lines=late_lines)
+    for name in RANKED:
+        each.run_days(DAYS, [name])
+    assert len(shared) == 3, "a step alone shares nothing"
+    digests = one.digests()
+    assert digests.keys() == {*RAW_TABLES, *RANKED}
+    assert digests == each.digests()
 
 
 def test_a_step_that_reads_other_log_days_ranks_them_itself(
-    pipeline: Pipeline, shared: list[object]
+    log_alone: Pipeline, shared: list[object]
 ):
     """A line far beyond its window is of a log day that staging does not read."""
-    land_days(pipeline)
-    pipeline.run(1, 3, RAW_TABLES)
-    pipeline.run(20, 20, RAW_TABLES)
-    pipeline.run(1, 1, ["stg_orders", FACTS, KNOWN], tags={REWRITE_TAG: "true"})
+    log_alone.run(1, 1, [STAGED.name, CURRENT.name], tags={REWRITE_TAG: "true"})
     assert shared == []
-    assert revenue_by_day(pipeline, FACTS)[str(day(1))] == "20.00"
-    assert revenue_by_day(pipeline, KNOWN)[str(day(1))] == "9.00"
-
-
-def test_a_step_alone_shares_nothing(pipeline: Pipeline, shared: list[object]):
-    land_days(pipeline)
-    pipeline.run(1, 3)
-    pipeline.run(1, 3, [KNOWN])
-    assert shared == []
-
-
-@pytest.mark.parametrize("late_lines", ["correct", "drop"])
-def test_a_run_of_all_tables_has_the_rows_of_one_run_for_each(
-    engine: Engine, tmp_path: Path, shared: list[object], late_lines: str
-):
-    digests = []
-    for name, runs in (("one", [EVERYTHING]), ("each", [RAW_TABLES, *([n] for n in REST)])):
-        root = tmp_path / name
-        root.mkdir()
-        pipeline = Pipeline(engine, root, late_lines=late_lines)
-        land_days(pipeline)
-        for selection in runs:
-            days_with_gap = [START + timedelta(days=n) for n in (0, 1, 2, 19)]
-            pipeline.run_days(days_with_gap, selection)
-        digests.append(pipeline.digests())
-        assert len(shared) == 3, "the second way shares nothing"
-    assert digests[0] == digests[1]
+    assert [str(row["amount"]) for row in log_alone.rows(STAGED.name)] == ["10.00", "10.00"]
+    (known,) = log_alone.rows(CURRENT.name)
+    assert (known["orders"], str(known["revenue"])) == (1, "9.00")
 
 
 def test_a_run_that_fails_holds_no_frame(
-    pipeline: Pipeline, shared: list[object], monkeypatch: pytest.MonkeyPatch
+    log_alone: Pipeline, shared: list[object], monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(staging, "staged_expectations", fail)
-    land_days(pipeline)
-    pipeline.run(1, 3, EVERYTHING, fails=True)
+    log_alone.run_days(DAYS, [STAGED.name, CURRENT.name], fails=True)
     assert shared
-    assert held_frames(pipeline) == 0
+    assert held_frames(log_alone) == 0
 
 
-def test_an_older_version_with_a_commit_of_another_writer_is_not_shared(pipeline: Pipeline):
+def test_an_older_version_with_a_commit_of_another_writer_is_not_shared(log_alone: Pipeline):
     """Which of its days have rows is not known: the tables may read different ones."""
-    land_days(pipeline)
-    pipeline.run(1, 3, RAW_TABLES)
-    own = pipeline.io_manager.ledger(RAW)
+    own = log_alone.io_manager.ledger(RAW)
     other = ExternalCommit(own.version + 1, "WRITE", frozenset([day(2)]))
-    window, graph = Window(day(1), day(4)), pipeline.deployment.graph
+    days, graph = DaySet.from_days(DAYS), log_alone.deployment.graph
 
     def is_shared(log: Ledger) -> bool:
-        filled_days = frozenset(map(day, (1, 2, 3)))
-        return _is_shared(graph, [STAGED.name, KNOWN], log, filled_days, window)
+        return _is_shared(graph, [STAGED.name, CURRENT.name], log, frozenset(DAYS), days)
 
     assert is_shared(own)
     assert is_shared(own.as_of(own.version))
