@@ -422,9 +422,11 @@ class Life:
         }
 
 
+# In CI: a night, a migration that is killed, a line that is replaced, and a mistake that is undone
+# while other lines are pending.
 @pytest.mark.parametrize(
     ("seed", "steps"),
-    [(0, 5), *(pytest.param(n, STEPS, marks=pytest.mark.slow) for n in range(LIVES))],
+    [(0, 4), *(pytest.param(n, STEPS, marks=pytest.mark.slow) for n in range(LIVES))],
 )
 def test_no_record_and_no_state_claims_what_is_not_so(
     engine, spark, tmp_path, monkeypatch, seed, steps
