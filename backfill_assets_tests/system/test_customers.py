@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -29,7 +30,7 @@ from backfill_assets_tests.helpers.customers_model import (
     parse_versions,
     version_as_known,
 )
-from backfill_assets_tests.helpers.pipeline import START, Pipeline, day
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, copy_loaded, day
 
 DAYS = 7
 
@@ -95,11 +96,17 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
     ]
     pipeline = make_pipeline(engine, tmp_path / "nightly")
     # With the last batch, the days before that came late are built again, as the sensor would.
-    for batch, (first, last) in zip(
-        all_batches, [(1, DAYS - 2), (DAYS - 1,) * 2, (1, DAYS)], strict=True
+    # Then orders settle, which the days after theirs decide.
+    settled = fact_orders_settled.name
+    nightly = [name for name in NAMES if name != settled]
+    for batch, days, names in zip(
+        all_batches,
+        [(1, DAYS - 2), (DAYS - 1,) * 2, (1, DAYS)],
+        [nightly, nightly, NAMES],
+        strict=True,
     ):
         land_batch(pipeline.landing, batch)
-        pipeline.run(first, last, NAMES)
+        pipeline.run(*days, names)
 
     for n in range(1, DAYS + 1):
         assert published_versions(pipeline, day(n)) == expected_versions(changes, day(n))
@@ -122,20 +129,24 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
         id_: version_as_known(newest, o["customer_id"], parse_moment(o["order_ts"]), end)
         for id_, o in orders.items()
     }
-    settled = change_ids(pipeline, fact_orders_settled.name)
-    assert settled == {i: v and v.change_id for i, v in later.items()}
-    assert settled != change_ids(pipeline, fact_orders_enriched.name)
+    settled_ids = change_ids(pipeline, settled)
+    assert settled_ids == {i: v and v.change_id for i, v in later.items()}
+    assert settled_ids != change_ids(pipeline, fact_orders_enriched.name)
     configuration = pipeline.log(fact_orders_enriched.name).metadata().configuration
     assert (
         configuration["delta.constraints.known_at_by_order_ts"]
         == "known_at IS NULL OR known_at <= order_ts"
     )
 
-    # All of it at once, on another warehouse: the same days.
-    clean = make_pipeline(engine, tmp_path / "clean")
-    for batch in all_batches:
-        land_batch(clean.landing, batch)
-    clean.run(1, DAYS, NAMES)
+    # All of it at once, in another warehouse with the same raw logs: the same days.
+    root = tmp_path / "clean"
+    root.mkdir()
+    copy_loaded(pipeline.root, root)
+    for made in MADE:
+        shutil.rmtree(root / "warehouse" / made.name)
+    clean = make_pipeline(engine, root)
+    assert not any(digests_by_table(clean).values())
+    clean.run(1, DAYS, [made.name for made in MADE])
     assert digests_by_table(clean) == digests_by_table(pipeline)
 
     # A late change: the days before stay as they were, the last one has another history.
