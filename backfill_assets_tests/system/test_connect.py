@@ -52,8 +52,10 @@ print(spark.table("shop.fact_daily_orders").count())
 """
 LIVE = """
 from pathlib import Path
-from backfill_assets_tests.helpers.conformance_life import conformance_life
-conformance_life(Engine.from_settings(load_settings()), Path("{folder}"))
+from backfill_assets_tests.helpers.conformance_life import STORED, begin_life
+from backfill_assets_tests.udfs import check_udfs
+begin_life(Engine.from_settings(load_settings()), Path("{folder}"), STORED)
+check_udfs(spark, "{folder}/numbers")
 print("lived")
 """
 #: Last in its process: the session that is refused would stay this one's.
@@ -68,14 +70,21 @@ except EngineError as error:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is printed by two clients of one server, and by an embedded engine when it has ended.
+    """What is printed by two clients of one server.
 
-    The server, the first client and the engine are started in the environment of somebody else.
+    The server and the first client are started in the environment of somebody else.
+
+    Attributes:
+        first: by the first client.
+        second: by the second client, which registers a table.
+        register: the code that registers it.
+        environment: that of somebody else, for an engine that has the same metastore.
     """
 
     first: list[str]
     second: list[str]
-    embedded: list[str]
+    register: str
+    environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +109,23 @@ def outputs(tmp_path_factory) -> Outputs:
             life = LIVE.format(folder=folder / "life")
             first = run_attached(server, SESSION_ID + UDF_PYTHON + life)
         second = run_attached(server, SESSION_ID + register + REFUSED)
-    # Derby is of one process at a time.
-    read = "print(spark.table('shop.fact_daily_orders').count())\n" + register
     environment = {
         **hostile,
         "SPARK_REMOTE": "",
         "BACKFILL_ASSETS_CATALOG": CATALOG,
         "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf),
     }
-    embedded = run_attached("", read + UDF_PYTHON, **environment)
-    return Outputs(first, second, embedded)
+    return Outputs(first, second, register, environment)
+
+
+@pytest.fixture(scope="module")
+def embedded(outputs: Outputs) -> list[str]:
+    """What an embedded engine prints when the server has ended: Derby is of one process at a time.
+
+    It is started in the environment of somebody else.
+    """
+    read = "print(spark.table('shop.fact_daily_orders').count())\n" + outputs.register
+    return run_attached("", read + UDF_PYTHON, **outputs.environment)
 
 
 on_connect = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
@@ -131,14 +147,20 @@ def test_python_workers_of_a_server_of_ours(outputs):
 
 
 @on_connect
-def test_python_workers_of_a_session_of_ones_own(outputs):
-    assert outputs.embedded[-1] == sys.executable
+def test_a_table_is_registered_by_way_of_a_server(outputs):
+    assert outputs.second[1:3] == ["registered", "6"]
 
 
 @on_connect
-def test_a_metastore_outlives_the_server_that_registered(outputs):
-    assert outputs.second[1:3] == ["registered", "6"]
-    assert outputs.embedded[:3] == ["6", "registered", "6"]
+@pytest.mark.slow
+def test_python_workers_of_a_session_of_ones_own(embedded):
+    assert embedded[-1] == sys.executable
+
+
+@on_connect
+@pytest.mark.slow
+def test_a_metastore_outlives_the_server_that_registered(embedded):
+    assert embedded[:3] == ["6", "registered", "6"]
 
 
 @on_connect
