@@ -431,7 +431,7 @@ def write_everything(landing: Path) -> None:
         HEADER + b",W\xe4hrung",
         csv_record("h8") + b",\xa3",
     )
-    csv_file(landing, "header-long.csv", HEADER + b",y" * 19_000, csv_record(), b"," * 25_004)
+    csv_file(landing, "header-long.csv", HEADER + b",y" * 1_900, csv_record(), b"," * 25_004)
     csv_file(landing, "blank-then-header.csv", *[b" " * 99] * 700, HEADER, csv_record("h9"))
     csv_file(
         landing,
@@ -586,6 +586,17 @@ def test_csv_headers_by_hand(everything: dict) -> None:
     for name, count in counts.items():
         assert not accepted_rows(everything, name), name
         assert rejected_rows(everything, name).total() == count, name
+
+
+@pytest.mark.slow
+def test_a_header_of_almost_the_most_columns(spark, tmp_path: Path) -> None:
+    """For each of its columns, Spark has work to do before it reads a record."""
+    more = b",y" * 19_000
+    csv_file(tmp_path, "a.csv", HEADER + more, csv_record() + more, csv_record(), b"," * 25_004)
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    read = read_versions(read_lines(spark, listed, ORDER_LINES), ORDER_LINES, ZONE)
+    reasons = sorted(row[0] or "" for row in read.select("_reason").collect())
+    assert reasons == ["", *["not 19005 fields as in the header"] * 2]
 
 
 def test_json_files_by_hand(everything: dict) -> None:
