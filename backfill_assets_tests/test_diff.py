@@ -453,8 +453,16 @@ def fact_row(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> 
     return (day(n), customer, orders, Decimal(revenue))
 
 
+def write_facts(rows: list[tuple], url: str) -> None:
+    """Make a version of `fact_daily_orders` that has just these rows, without Spark."""
+    kinds = (pyarrow.date32(), pyarrow.string(), pyarrow.int64(), pyarrow.decimal128(28, 2))
+    arrays = map(pyarrow.array, zip(*rows, strict=True), kinds)
+    rows_table = pyarrow.table(dict(zip(FACT.columns, arrays, strict=True)))
+    write_deltalake(url, rows_table, mode="overwrite", partition_by=[FACT.partition])
+
+
 @pytest.fixture(scope="module")
-def facts(spark, tmp_path_factory) -> str:
+def facts(tmp_path_factory) -> str:
     """`fact_daily_orders` in two versions, of which version 0 has the days 1 to 5, 1 to 6."""
     url = str(tmp_path_factory.mktemp("facts") / FACT.name)
     same = [fact_row(1, "a"), fact_row(2, "a"), fact_row(2, "b")]
@@ -472,7 +480,7 @@ def facts(spark, tmp_path_factory) -> str:
         fact_row(6, "a"),
     ]
     for rows in (first, second):
-        write_version(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
+        write_facts(rows, url)
     return url
 
 
@@ -580,7 +588,7 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
     url = str(tmp_path / FACT.name)
     for changed in (0, 1, 2):
         rows = [fact_row(n, "a", 10 if n <= changed else 1) for n in (1, 2)]
-        write_version(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
+        write_facts(rows, url)
     audits = dict.fromkeys(DAYS[:2], PublishedDay(1, "digest", "ok"))
     first = CommitRecord(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
     second = msgspec.structs.replace(first, version=1, written_days=frozenset([day(1)]))
