@@ -32,10 +32,12 @@ class Killed(Exception):
     """Stands for the loss of a process between two commits."""
 
 
+# In CI: files become more or less, have another name or another time, and are gone; a log day is
+# loaded by hand; runs are killed before a commit and after one.
 @pytest.mark.torture
 @pytest.mark.parametrize(
     ("seed", "days"),
-    [(0, 4), *(pytest.param(seed, DAYS, marks=pytest.mark.slow) for seed in range(SEEDS))],
+    [(245, 3), *(pytest.param(seed, DAYS, marks=pytest.mark.slow) for seed in range(SEEDS))],
 )
 def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed, days):
     chance = random.Random(seed)
