@@ -11,7 +11,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets.orders.tables import RAW, REJECTED
+
+#: What these tables are made from, and no other table of the orders: less to build and look at.
+SOURCES = [RAW, REJECTED, STAGED]
 
 
 class Score(pa.DataFrameModel):
@@ -85,4 +88,4 @@ def sums(
     return add_scores(before, of)
 
 
-TABLES = [*ORDERS, scores, ranks, sums]
+TABLES = [*SOURCES, scores, ranks, sums]

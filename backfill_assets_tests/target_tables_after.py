@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, WEEK, Reads, Unpartitioned, last_days, table
-from backfill_assets.orders.tables import ORDERS
 from backfill_assets_tests.target_tables import (
+    SOURCES,
     Ranked,
     Score,
     Summed,
@@ -38,7 +38,7 @@ def sums(
     return add_scores(before, of)
 
 
-TABLES = [*ORDERS, scores, ranks, sums]
+TABLES = [*SOURCES, scores, ranks, sums]
 
 
 @table(Score)

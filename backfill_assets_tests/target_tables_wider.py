@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
-from backfill_assets.orders.tables import ORDERS
 from backfill_assets_tests.target_tables import (
+    SOURCES,
     Ranked,
     Score,
     Summed,
@@ -49,4 +49,4 @@ def sums(
     return add_scores(before, of)
 
 
-TABLES = [*ORDERS, scores, ranks, sums]
+TABLES = [*SOURCES, scores, ranks, sums]

@@ -10,11 +10,12 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets.shadow.build import StageResult, build_stages, prepare_target
 from backfill_assets.shadow.compare import Comparison, compare_target
-from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, io_manager_of, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, io_manager_of, order
+from backfill_assets_tests.target_tables import SOURCES
 
 BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))
 SCORES, RANKS, STATE = "scores", "ranks", "sums"
-ALL = (*LAYERS, SCORES, RANKS, STATE)
+ALL = (*(table.name for table in SOURCES), SCORES, RANKS, STATE)
 DAYS = f"{day(2)}...{day(4)}"
 
 
