@@ -22,7 +22,7 @@ from pydantic import ByteSize
 
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.monitoring.states import DayState
-from backfill_assets.orders.tables import TABLES
+from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests.helpers.docs_pages import (
     BLOCK,
@@ -116,6 +116,25 @@ def run_elsewhere(place: Place, command: str) -> None:
     place.run(command, BACKFILL_ASSETS_LANDING=str(place.root / "elsewhere"))
 
 
+def run_few_days(place: Place, command: str) -> None:
+    """So many days are no other sample than a few, and take longer."""
+    run_elsewhere(place, re.sub(r"--days \d+", "--days 3", command))
+
+
+def publish_sample(place: Place) -> None:
+    """The commands of the CI section, each of which is run once."""
+    for word in ("backfill-assets jars", "backfill-assets sample", "dagster asset materialize"):
+        place.run(next(command for command in bash_commands() if command.startswith(word)))
+
+
+def run_on_one_table(place: Place, command: str) -> None:
+    """On a copy of one table: what is done with it is done with each."""
+    publish_sample(place)
+    warehouse = place.root / "one_table"
+    shutil.copytree(place.root / "data/warehouse" / RAW.name, warehouse / RAW.name)
+    place.run(command, BACKFILL_ASSETS_WAREHOUSE=str(warehouse))
+
+
 def make_targets(place: Place) -> set[str]:
     help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
     return set(re.findall(r"^  make ([\w-]+) ", help_text, re.MULTILINE))
@@ -164,12 +183,13 @@ KNOWN = {
     r"\. \.venv/bin/activate": check_activation,
     r"backfill-assets (jars|sample|show|history .*|plan .*|accept-code .*)": run_command,
     r"backfill-assets (verify-)?export .*": run_command,
-    r"backfill-assets (sample --days .*|init shop)": run_elsewhere,
+    r"backfill-assets init shop": run_elsewhere,
+    r"backfill-assets sample --days \d+": run_few_days,
     r"dagster asset materialize .*": run_command,
     r"dagster definitions validate .*": run_command,
     r"backfill-assets (doctor|jars --(s3|gs))": run_command,
     r"backfill-assets password \w+": check_password,
-    r"dagster job execute .*": run_command,
+    r"dagster job execute .* -j housekeeping": run_on_one_table,
     # Not ours: for Amazon's clients and Google's, for a proxy, for Dagster's storage.
     r"export (AWS|GOOGLE|DAGSTER)_\w+=\S.*": run_command,
     r"export (SPARK_REMOTE|BACKFILL_ASSETS_\w+)=\S.*": check_settings,
@@ -244,8 +264,7 @@ def test_commands_in_the_text_exist(place):
 @pytest.fixture(scope="module")
 def published(place) -> Place:
     """After the commands of the CI section, which the tests above have run already."""
-    for word in ("backfill-assets jars", "backfill-assets sample", "dagster asset materialize"):
-        place.run(next(command for command in bash_commands() if command.startswith(word)))
+    publish_sample(place)
     return place
 
 
