@@ -20,7 +20,7 @@ from backfill_assets.backfills.exports import (
 )
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.deployment import Deployment
-from backfill_assets.orders.tables import FACT, STAGED
+from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.command_line import refusal_message
@@ -29,7 +29,7 @@ from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, o
 from backfill_assets_tests.helpers.written_logs import commit_days, commit_with_record
 
 DAYS = Window(day(1), day(4))
-TABLES = ("raw_orders", "raw_orders_rejected", STAGED.name, FACT.name)
+TABLES = (RAW.name, STAGED.name)
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +74,29 @@ def test_an_export_is_frozen_and_can_be_rebuilt_from_what_it_was_made_of(
     pipeline, tmp_path, capsys
 ):
     folder, other = tmp_path / "one", tmp_path / "deeper" / "other"
-    command = ["export", FACT.name, f"{day(1)}...{day(3)}", "--to", str(folder)]
+    command = ["export", STAGED.name, f"{day(1)}...{day(3)}", "--to", str(folder)]
     assert cli.main(command) == 0
     output = capsys.readouterr().out
-    assert "4 in 2 file(s)" in output
+    assert "6 in 2 file(s)" in output
     assert f"verify-export {folder} --rebuild" in output
-    assert write_export(pipeline, FACT.name, other)
+    assert write_export(pipeline, STAGED.name, other)
     assert read_files(folder) == read_files(other)
     assert cli.main(command) == 0
     assert "holds this export already" in capsys.readouterr().out
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
     manifest = read_manifest(folder)
-    assert (manifest.table, manifest.days, manifest.rows) == (FACT.name, str(DAYS), 4)
+    assert (manifest.table, manifest.days, manifest.rows) == (STAGED.name, str(DAYS), 6)
     assert [str(file.day) for file in manifest.files] == [str(day(n)) for n in (1, 3)]
     assert set(manifest.digests) == {*DAYS}
     assert [commit.days for commit in manifest.made_by] == [
         [str(Window(day(1), day(2)))],
         [str(Window(day(2), day(4)))],
     ]
-    staged = pipeline.log(STAGED.name).version()
-    assert [commit.inputs for commit in manifest.made_by] == [
-        {STAGED.name: staged - 1},
-        {STAGED.name: staged},
-    ]
+    raw = pipeline.log(RAW.name).version()
+    assert [commit.inputs for commit in manifest.made_by] == [{RAW.name: raw - 1}, {RAW.name: raw}]
     rows = [row for file in manifest.files for row in pq.read_table(folder / file.path).to_pylist()]
-    assert sorted(map(str, rows)) == sorted(map(str, pipeline.rows(FACT.name)))
+    assert sorted(map(str, rows)) == sorted(map(str, pipeline.rows(STAGED.name)))
 
     # A late line changes the table: not the export, and not what it can be made of again.
     pipeline.land(3, [order("late", 1, ingested=f"{day(3)}T08:00:00Z")], "late.jsonl")
@@ -110,7 +107,7 @@ def test_an_export_is_frozen_and_can_be_rebuilt_from_what_it_was_made_of(
     assert read_files(folder) == read_files(other)
     assert cli.main(["verify-export", str(folder), "--rebuild"]) == 0
     assert "computed anew, as exported" in capsys.readouterr().out
-    assert write_export(pipeline, FACT.name, tmp_path / "newer")
+    assert write_export(pipeline, STAGED.name, tmp_path / "newer")
     assert read_files(tmp_path / "newer") != read_files(folder)
 
 
