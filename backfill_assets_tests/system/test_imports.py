@@ -192,6 +192,9 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     # a, b, c, d, e and f; a in two versions.
     assert (proposal.keys, proposal.versions, proposal.max_repeats) == (6, 7, 2)
     assert (proposal.absent, proposal.unused) == ([], ["job"])
+    output = import_command(str(old), "--plan")
+    assert f"{len(rows)} in " in output
+    assert str(day(12)) in output
     assert not landing_files(pipeline)
     assert not load_imports(pipeline.deployment, "orders")
 
@@ -200,8 +203,8 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
         run_import(import_work(pipeline, spark, old))
     assert not landing_files(pipeline)
 
-    how = ImportMapping(stray=day(3))
-    run_import(import_work(pipeline, spark, old, mapping=how))
+    output = import_command(str(old), "--stray", str(day(3)))
+    assert f"{len(rows)} rows in 4 file(s)" in output
     landed = landing_files(pipeline)
     assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
         [str(day(n)) for n in (1, 2, 3, 12)]
@@ -224,7 +227,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     )
 
     # The same again changes nothing.
-    run_import(import_work(pipeline, spark, old))
+    assert "no new rows" in import_command()
     assert landing_files(pipeline) == landed
     assert read_files(old) == before
 
@@ -448,9 +451,8 @@ def test_columns_that_do_not_fit_are_refused_by_name(
     assert len(pipeline.rows("raw_orders_rejected")) == 1
 
 
-def test_the_command(import_command: Command, tmp_path: Path, capsys) -> None:
+def test_what_the_command_refuses(import_command: Command, tmp_path: Path, capsys) -> None:
     old = tmp_path / "old"
-    append_rows(old, DAYS)
     assert "give the table" in import_command(status=3)
     for words, message in (
         (["order", str(old)], "did you mean orders?"),
@@ -458,11 +460,6 @@ def test_the_command(import_command: Command, tmp_path: Path, capsys) -> None:
     ):
         assert main(["import", *words]) == 2
         assert message in capsys.readouterr().err
-    output = import_command(str(old), "--plan")
-    assert "7 in " in output
-    assert "2024-01-12" in output
-    assert "7 rows in 4 file(s)" in import_command(str(old))
-    assert "no new rows" in import_command()
 
 
 def test_chunks() -> None:
