@@ -18,7 +18,7 @@ STEPS = [text for text in code_blocks("docs/schema-changes.md", "text") if text.
 BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
 AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"
 THIRD = "backfill_assets_tests.migrating_tables_third:TABLES"
-LAYERS = ["raw_orders", "raw_orders_rejected", "stg_orders", "notes"]
+LAYERS = ["raw_orders", "stg_orders", "notes"]
 
 
 @pytest.fixture
