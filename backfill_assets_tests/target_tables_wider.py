@@ -1,4 +1,4 @@
-"""The tables of `target_tables` with a column more."""
+"""The first of the tables of `target_tables`, with a column more."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
-from backfill_assets_tests.target_tables import (
-    SOURCES,
-    Ranked,
-    Score,
-    Summed,
-    add_scores,
-    best_scores,
-    score_orders,
-)
+from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets_tests.target_tables import SOURCES, Score, score_orders
 
 
 class Wider(Score):
@@ -36,17 +28,4 @@ def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return score_orders(orders, 1).withColumn("bonus", F.col("score") * 2)
 
 
-@table(Ranked)
-def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
-    return best_scores(of)
-
-
-@table(Summed)
-def sums(
-    of: Annotated[DataFrame, Reads(scores)],
-    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
-) -> DataFrame:
-    return add_scores(before, of)
-
-
-TABLES = [*SOURCES, scores, ranks, sums]
+TABLES = [*SOURCES, scores]
