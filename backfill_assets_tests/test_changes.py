@@ -189,6 +189,19 @@ def test_an_undo_has_a_footprint_as_well():
     assert reverted_days(after_undo, changed_days(after_undo, its)) == {day(1)}
 
 
+def test_an_undo_is_not_undone_where_more_is_undone_after_it():
+    history = make_ledger(
+        make_record(1, [1]),
+        make_record(2, [1], backfill_id="b"),
+        make_record(3, [1], backfill_id="c"),
+        undo_record(4, 2),
+        undo_record(5, 1),
+    )
+    changes = changed_days(history, commits_of("run-00000004"))
+    assert reverted_days(history, changes) == set()
+    assert overwritten_since(history, changes) == {day(1): history.records[-1]}
+
+
 def test_days_that_were_found_as_they_were_to_be():
     first, same = make_record(1, [1, 2, 3]), make_record(2, [1, 2, 3], written=[2], backfill_id="b")
     assert {

@@ -421,6 +421,19 @@ def test_days_whose_old_rows_were_made_of_what_is_undone_are_refused(tables):
     assert list_problems(tables.extents("restaged", days(2))) == []
 
 
+def test_old_rows_whose_input_was_undone_before_the_change_come_back(tables):
+    """They were there with that input, before the run and while its undo is half done."""
+    tables.undo(3, to=1, withdrawn=[4], touches=[3, 4])
+    tables.load(4, [4], run="loadagain", touches=[3, 4])
+    tables.make(STAGED, 3, [3, 4], run="loadagain", inputs={RAW.name: 4})
+    expected = {RAW.name: ({4}, set()), STAGED.name: ({3, 4}, set())}
+    assert days_by_table(tables.extents("loadagain")) == expected
+    assert list_problems(tables.extents("loadagain")) == []
+    tables.undo(5, to=3, withdrawn=[4], touches=[3, 4])
+    assert days_by_table(tables.extents("loadagain")) == {STAGED.name: ({3, 4}, set())}
+    assert list_problems(tables.extents("loadagain")) == []
+
+
 # --- a table of its own past ----------------------------------------------------------------------
 
 
@@ -545,6 +558,15 @@ def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
         "balance [2024-01-03] was made before of what run wrongrun had written to balance, which "
         "run undo0002 has undone since; undo that undo first, or leave these days out"
     ]
+
+
+def test_a_day_whose_old_rows_stood_upon_an_undone_day_comes_back(runs):
+    runs.build(balance, 2, 3, run="wrongrun")
+    runs.build(balance, 2, run="undo0002", **{"as of": {"0": [str(day(2))]}})
+    runs.build(balance, 3, run="rebuilds")
+    scopes = find_scopes(runs, "rebuilds")
+    assert days_by_table(scopes) == {balance.name: ({3}, set())}
+    assert list_problems(scopes) == []
 
 
 def test_a_day_of_the_load_that_was_taken_back_meanwhile_goes_with_it(runs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -202,14 +203,17 @@ class Life:
     def problems(self, run: str) -> list[str]:
         return [text for scope in self.scopes(run).values() for text in scope.problems]
 
-    def undo(self, run: str) -> None:
-        """Put back, table by table, what a run changed."""
+    def undo(self, run: str, commits: int = sys.maxsize) -> None:
+        """Put back, table by table, what a run changed; killed after so many commits."""
         undo_run = f"undo{len(self.before):04}"
         self.before[undo_run] = self.contents()
         for name in self.deployment.tables:
             scope = self.scopes(run)[name]
             assert not scope.problems
             if todo := {**scope.unchanged, **scope.changes}:
+                if commits == 0:
+                    break
+                commits -= 1
                 self._put_back(name, run, undo_run, scope, todo)
 
     def _put_back(
@@ -299,17 +303,34 @@ def run_life(seed: int) -> Life:
     return life
 
 
+def read_advice(problems: list[str]) -> str:
+    """The run that a refused undo says is to be undone first."""
+    advised = re.search(r"run (\S{8})(?: in version| as well| has undone)", problems[0])
+    assert advised, problems
+    return advised[1]
+
+
 def undo_as_advised(life: Life, run: str) -> None:
     """Undo a run; if that is refused, first what the message names."""
     for _ in range(20):
         problems = life.problems(run)
         if not problems:
             break
-        advised = re.search(r"run (\S{8})(?: in version| as well| has undone)", problems[0])
-        assert advised, problems
-        undo_as_advised(life, advised[1])
+        undo_as_advised(life, read_advice(problems))
     assert not problems, (run, problems)
     life.undo(run)
+
+
+def run_undo(life: Life) -> None:
+    """An undo of some run or, if that is refused, of one that is advised; some are killed."""
+    run = life.chance.choice([*life.before])
+    for _ in range(5):
+        if not (problems := life.problems(run)):
+            life.undo(run, life.chance.choice([0, 1, 2, 3, sys.maxsize, sys.maxsize]))
+            break
+        run = read_advice(problems)
+    if life.chance.random() < 0.5 and not life.problems(run):
+        life.undo(run)  # the rest of one that was killed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -329,3 +350,20 @@ def test_any_run_is_undone_after_those_that_are_named(seed):
     undo_as_advised(life, run)
     scopes = life.scopes(run).values()
     assert not any(scope.changes or scope.unchanged for scope in scopes)
+
+
+#: The undos of the first are refused if what was undone before counts as undone since.
+LIVES_WITH_UNDOS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])]
+
+
+@pytest.mark.parametrize("seed", LIVES_WITH_UNDOS)
+def test_undos_are_undone_newest_first_as_other_runs_are(seed):
+    """Among nights and backfills, undos of any run, some of which are killed or refused."""
+    life = run_life(seed)
+    for _ in range(5):
+        life.chance.choice([run_step, run_undo, run_undo])(life)
+    for run, before in reversed([*life.before.items()]):
+        assert life.problems(run) == []
+        life.undo(run)
+        assert life.contents() == before, run
+    assert not any(life.contents().values())

@@ -128,19 +128,26 @@ class RowOrigins:
     def is_reverted(self, day: date, change: DayChange, version: int | None = None) -> bool:
         """Whether a change was undone and not restored, as of a version; None for the last version.
 
-        Later writes by others do not matter.
+        Later writes by others do not matter. The change of an undo is not undone by another undo
+        that restores rows that are older still.
         """
         versions, origins = self._timelines[day]
         end = len(versions) if version is None else bisect_right(versions, version)
         own_origin, reverted = self.origin_at(day, change.version_after), False
+        oldest = own_origin if own_origin <= change.version_before else _NEVER_WRITTEN
         for origin in origins[bisect_right(versions, change.version_after) : end]:
-            reverted = origin != own_origin and (reverted or origin <= change.version_before)
+            is_before = oldest <= origin <= change.version_before
+            reverted = origin != own_origin and (reverted or is_before)
         return reverted
 
-    def find_revert(self, day: date, version: int) -> int | None:
-        """The first version after `version` that has older rows of a day again; None without."""
+    def find_revert(self, day: date, origin: int, version: int) -> int | None:
+        """The first version after `version` that has rows of a day older than those of `origin`.
+
+        None without one, or if the rows were older in `version` already.
+        """
         versions, origins = self._timelines[day]
-        origin = self.origin_at(day, version)
+        if self.origin_at(day, version) < origin:
+            return None
         later = range(bisect_right(versions, version), len(versions))
         return next((versions[n] for n in later if origins[n] < origin), None)
 

@@ -133,10 +133,9 @@ def undo_scopes(
     """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
     is_direct = commits_of(name, days)
     upstream: dict[str, _UndoneDays] = {}
-    origins_by_table: dict[str, RowOrigins] = {}
     scopes: dict[str, UndoScope] = {}
     for table, ledger in ledgers.items():
-        origins = origins_by_table[table] = RowOrigins(ledger)
+        origins = RowOrigins(ledger)
         tracker = _DownstreamTracker(table, ledgers, policy, upstream)
         if carries_state(ledger.table):
             tracker.chain = StatefulChain(
@@ -179,7 +178,7 @@ def undo_scopes(
                     tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
                 ),
                 *_reverted_input_problems(
-                    ledgers, policy, table, {**unchanged, **remaining}, scopes, origins_by_table
+                    ledgers, policy, table, {**unchanged, **remaining}, scopes, upstream
                 ),
             ],
         )
@@ -480,20 +479,21 @@ def _reverted_input_problems(
     table: str,
     changes: Mapping[date, DayChange],
     scopes: Mapping[str, UndoScope],
-    origins: Mapping[str, RowOrigins],
+    upstream: Mapping[str, _UndoneDays],
 ) -> Iterator[str]:
     """Messages for days whose old rows were built from input that another undo has reverted.
 
     Restored, they would not match their inputs. Input that is newer than the old rows is no
-    problem: such a day is stale, and shown as stale. `scopes` and `origins` are those of its
-    inputs.
+    problem: such a day is stale, and shown as stale. Nor is input that was reverted before the
+    change that is undone: the old rows were there with that input. `scopes` and `upstream` are
+    those of its inputs.
     """
     days_of: dict[tuple[str, int, int], set[date]] = defaultdict(set)
     for dependency in graph_of_ledgers(ledgers, policy).inputs[table] if changes else ():
         name = dependency.source.name
-        source = ledgers[name]
-        deciding = dependency.reach.deciding_days(source)
-        undone_changes = changes if name == table else scopes[name].changes
+        source, undone, origins = ledgers[name], upstream[name].changes, upstream[name].origins
+        deciding, current = dependency.reach.deciding_days(source), source.version or 0
+        remaining = changes if name == table else scopes[name].changes
         #: By the version that wrote the rows, and by that of their undo.
         reverted: dict[tuple[int, int], set[date]] = defaultdict(set)
         for day, change in changes.items():
@@ -506,15 +506,13 @@ def _reverted_input_problems(
                 continue
             # A commit of a stateful table built each of its days from the day before.
             version += name == table
+            seen = _input_version_at_change(ledgers[table], change, day, name) or version
             for input_day in deciding(day):
-                as_of = (
-                    undone_changes[input_day].version_before
-                    if input_day in undone_changes
-                    else source.version or 0
-                )
-                origin = origins[name].origin_at(input_day, version)
-                undo = origins[name].find_revert(input_day, version)
-                if undo and origins[name].origin_at(input_day, as_of) < origin:
+                before = undone[input_day].version_before if input_day in undone else current
+                origin = origins.origin_at(input_day, version)
+                undo = origins.find_revert(input_day, origin, max(version, min(seen, before)))
+                as_of = remaining[input_day].version_before if input_day in remaining else current
+                if undo and origins.origin_at(input_day, as_of) < origin:
                     reverted[origin, undo].add(day)
         # A day that our reverted commit did not make stale holds none of its rows.
         stale_days = due_days(dependency, source)
@@ -533,6 +531,19 @@ def _reverted_input_problems(
             f"{_describe_writer(commits[undo])} has undone since; undo that undo first, or leave "
             "these days out"
         )
+
+
+def _input_version_at_change(ledger: Ledger, change: DayChange, day: date, name: str) -> int | None:
+    """The version that an input, or the table itself, had when a change began; None if unknown."""
+    if name == ledger.table.name:
+        return change.version_before
+    for commit in ledger.records:
+        if (
+            commit.version > change.version_before
+            and day in commit.days.keys() | commit.revoked_days
+        ):
+            return commit.inputs.get(name)
+    return None
 
 
 def _group_by_commit(
