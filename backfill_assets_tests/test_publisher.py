@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from random import Random
 from typing import Annotated, Any
 from unittest.mock import Mock
 
@@ -861,6 +862,69 @@ def test_the_days_that_show_most_are_computed_alone(rows, input_rows, sample):
         {day(n): count for n, count in enumerate(counts, 1)} for counts in (rows, input_rows)
     )
     assert sample_days(by_day, inputs_by_day) == [day(n) for n in sample]
+
+
+#: Functions from the input rows of a range to the rows of each day; each row has a number.
+DaysFunction = Callable[[Mapping[date, list[int]]], Mapping[date, list[int]]]
+
+
+def _put_on_one_day(choose: Callable[[Iterable[date]], date]) -> DaysFunction:
+    def give_all_to_a_day(inputs: Mapping[date, list[int]]) -> Mapping[date, list[int]]:
+        filled = [day for day, rows in inputs.items() if rows]
+        return {choose(filled): [n for day in filled for n in inputs[day]]} if filled else {}
+
+    return give_all_to_a_day
+
+
+def _add_to_next_day(inputs: Mapping[date, list[int]]) -> Mapping[date, list[int]]:
+    filled = {day: rows for day, rows in inputs.items() if rows}
+    before = [0, *map(sum, filled.values())]
+    return {
+        day: [n + total for n in rows]
+        for (day, rows), total in zip(filled.items(), before, strict=False)
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "is_right"),
+    [
+        (dict, True),
+        (_put_on_one_day(max), False),
+        (_put_on_one_day(min), False),
+        (_add_to_next_day, False),
+    ],
+    ids=["by day", "last of the range", "first of the range", "since the day before"],
+)
+def test_no_range_of_few_filled_days_lets_a_function_pass_that_mixes_days(function, is_right):
+    """Random nights and ranges, most of whose days are empty."""
+    shown = 0
+    for seed in range(100):
+        chance, commits = Random(seed), list[CommitRecord]()
+        filled = chance.sample(range(1, 10), chance.choice([1, 1, 2, 3]))
+        inputs = {
+            day(n): [chance.randint(1, 99) for _ in range((n in filled) * chance.randint(1, 3))]
+            for n in range(1, 10)
+        }
+        for version in range(6):
+            first, last = sorted(chance.choices(range(1, 10), k=2))
+            window = {day(n): inputs[day(n)] for n in range(first, last + 1)}
+            within, by_day = (
+                function(window),
+                {d: function({d: rows}) for d, rows in window.items()},
+            )
+            alone = list[date]()
+            if first < last and not has_shown_equal_days(commits, "code"):
+                rows = {d: len(within.get(d, [])) for d in window}
+                alone = sample_days(rows, {d: len(rows) for d, rows in window.items()})
+            if all((within.get(d) or []) == (by_day[d].get(d) or []) for d in alone):
+                assert all((within.get(d) or []) == (by_day[d].get(d) or []) for d in window)
+                counts = {d.day: len(within.get(d, [])) for d in window}
+                commits.append(equal_days_record(version, counts, [d.day for d in alone]))
+            else:
+                assert not is_right
+        shown += has_shown_equal_days(commits, "code")
+        assert is_right or not has_shown_equal_days(commits, "code")
+    assert bool(shown) is is_right
 
 
 # --- days whose rows fail -------------------------------------------------------------------------
