@@ -9,11 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backfill_assets.backfills import undo as undo_module
 from backfill_assets.backfills.changes import DayChange
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.backfills.undo import UndoRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.data_files import OldFiles
 from backfill_assets.delta.ledger_reader import versions_that_belong_together
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 from backfill_assets.deployment import Deployment
@@ -294,6 +297,61 @@ def test_days_that_are_built_again_end_an_undo_that_was_killed(undo):
     assert undo.kept_versions() == (2, 2)
     undo.tables.make(FACT, 3, [3, 4], run="followe2", inputs={STAGED.name: 3})
     assert undo.kept_versions() == (3, 3)
+
+
+def test_an_undo_whose_write_fails_amid_its_commits_says_what_to_do(tables, undo, monkeypatch):
+    """Staging cannot be written after the log was: the log stays, and the rest can be asked for."""
+
+    def restore_days(table_undo):
+        if table_undo.table.name == STAGED.name:
+            error = PublishError("the commit failed. Launch these days again.")
+            raise error from OSError("No space left on device")
+        return [undo.steps.pop(0)()] if table_undo.table.name == RAW.name else []
+
+    class Publisher:
+        run_metadata = staticmethod(lambda *_: {})
+
+    monkeypatch.setattr(undo_module, "read_ledgers", lambda _: tables.now())
+    monkeypatch.setattr(
+        undo_module.data_files, "find_old_files", lambda *_: OldFiles(days(), days())
+    )
+    monkeypatch.setattr(undo_module._TableUndo, "find_problems", lambda _: [])
+    monkeypatch.setattr(undo_module._TableUndo, "restore_days", restore_days)
+    day_results = undo_module.undo_backfill(
+        Publisher(), undo.deployment, "nightrun", "undo0003", {}
+    )
+    assert next(day_results)[0].name == RAW.name
+    with pytest.raises(PublishError) as failure:
+        next(day_results)
+    assert str(failure.value) == (
+        "stg_orders was not undone and is as it was: No space left on device. Tables that were put "
+        "back before it stay so; ask for the undo of nightrun again for the rest."
+    )
+    scopes, problems = undo_module.preview_undo(undo.deployment, "nightrun")
+    assert days_by_table(scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
+    assert problems == []
+
+
+def test_days_with_a_gap_between_them_are_undone(tables):
+    """One day of the run is undone before, and one was rewritten since."""
+    tables.make(STAGED, 3, [1, 2, 3, 4], run="wrongrun", inputs={RAW.name: 2})
+    tables.make(STAGED, 4, [2], run="undo0004", inputs={RAW.name: 2}, as_of=2)
+    tables.make(STAGED, 5, [3], run="restaged", inputs={RAW.name: 2})
+    assert list_problems(tables.extents("wrongrun")) == [
+        "stg_orders [2024-01-03] has been written since, by run restaged in version 5; undo that "
+        "first, or leave these days out"
+    ]
+    rest = days(1, 2, 4)
+    scopes = tables.extents("wrongrun", rest)
+    assert list_problems(scopes) == []
+    assert days_by_table(scopes) == {STAGED.name: ({1, 4}, set())}
+    assert {change.version_before for change in scopes[STAGED.name].changes.values()} == {2}
+    assert scopes[STAGED.name].already_reverted == days(2)
+    tables.make(STAGED, 6, [1, 4], run="undo0006", inputs={RAW.name: 2}, as_of=2)
+    assert days_by_table(tables.extents("wrongrun", rest)) == {}
+    # What was rewritten is there; without it, the rest of the run is.
+    tables.make(STAGED, 7, [3], run="undo0007", inputs={RAW.name: 2}, as_of=4)
+    assert days_by_table(tables.extents("wrongrun")) == {STAGED.name: ({3}, set())}
 
 
 def test_loaded_again_after_an_undo(tables):

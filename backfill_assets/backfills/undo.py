@@ -17,13 +17,11 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import NO_ROWS, Verdict, digests_by_day, rows_differ
-from backfill_assets.backfills.changes import (
-    DayChange,
-    written_days,
-)
+from backfill_assets.backfills.changes import DayChange, written_days
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
 from backfill_assets.delta import data_files, records
+from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
@@ -75,6 +73,7 @@ def undo_backfill(
             on input by others, its old files are deleted, or its old rows would fail the audit or
             are not those of its record. Raised before anything is written, unless another run
             commits meanwhile.
+        PublishError: a commit failed; the message says which table, and what to do next.
     """
     request = _UndoRequest(deployment, name, days)
     scopes = request.current_scopes()
@@ -100,16 +99,14 @@ def undo_backfill(
         )
     for table_name, undo in undos.items():
         table = request.tables[table_name]
-        for _ in range(ATTEMPTS):
-            # Another run may have published downstream days since the first check.
+        try:
             results = undo.restore_days()
-            if results is not None:
-                break
-        else:
-            raise CommitRaceError(
-                f"{table.name} was not undone: other runs committed first {ATTEMPTS} times in a "
-                "row. Tables that were put back before it stay so; ask again for the rest."
-            )
+        except PublishError as error:
+            cause = summarize_error(error.__cause__ or error).rstrip(". ")
+            raise PublishError(
+                f"{table.name} was not undone and is as it was: {cause}. Tables that were put back "
+                f"before it stay so; ask for the undo of {name} again for the rest."
+            ) from error
         if results:
             yield table, results
 
@@ -177,11 +174,7 @@ class _UndoRequest:
 
     def _table_problems(self, name: str, scope: UndoScope) -> list[str]:
         """Refusals of one table: its scope, an old schema, unreadable or deleted files."""
-        table, url, problems = (
-            self.tables[name],
-            self.deployment.table_url(name),
-            [*scope.problems],
-        )
+        table, url, problems = self.tables[name], self.deployment.table_url(name), [*scope.problems]
         for version, days in _group_by_version(scope.changes).items():
             try:
                 # Only a table of a third schema may be two steps away from an old version.
@@ -280,12 +273,21 @@ class _TableUndo:
     table: Table
     record: Mapping[str, Any]
 
-    def restore_days(self) -> list[types.DayResult] | None:
-        """Audit the old rows of the table and commit them; None if another commit came first.
+    def restore_days(self) -> list[types.DayResult]:
+        """Audit the old rows of the table and commit them.
 
         Raises:
             UndoRefusedError: another run has written one of the days meanwhile.
+            PublishError: the commit failed, or other commits came first each time.
         """
+        for _ in range(ATTEMPTS):
+            # Another run may have published downstream days since the first check.
+            if (results := self._try_restoring()) is not None:
+                return results
+        raise CommitRaceError(f"other runs committed first {ATTEMPTS} times in a row")
+
+    def _try_restoring(self) -> list[types.DayResult] | None:
+        """As `restore_days`; None if another commit came first."""
         ledger = self.publisher.ledger(self.table)  # before the scopes, which may be newer
         scope = self.request.current_scopes()[self.table.name]
         todo = {**scope.unchanged, **scope.changes}

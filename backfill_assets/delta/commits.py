@@ -399,7 +399,7 @@ def is_conflict(error: Exception) -> bool:
     return any(name in text for name in _CONFLICTS)
 
 
-def summarize_error(error: Exception) -> str:
+def summarize_error(error: BaseException) -> str:
     """The line of a Spark error with an error class, or else the first line."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
