@@ -27,7 +27,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CURRENT, FACT
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Inputs
 from backfill_assets_tests.helpers.invented_logs import make_measured
@@ -103,6 +103,21 @@ class Life:
         if built:
             self._commit(name, built, run, fingerprints)
 
+    def false_claims(self) -> list[tuple[str, date]]:
+        """Days that count as up to date, and are not what their code makes of the inputs of now."""
+        policy = self.deployment.policy
+        stale = find_stale_days(self.ledgers, policy, TODAY)
+        revoked = built_from_revoked(self.ledgers, policy)
+        return [
+            (name, d)
+            for name, ledger in self.ledgers.items()
+            if name not in LANDED
+            for d, content in self.versions[name][-1].items()
+            if d not in stale.all_days(name) | ledger.on_hold.keys() | revoked[name]
+            for code in [ledger.latest[d].for_day(d).code_version]
+            if content != self._compute(name, d, self.ledgers, code)
+        ]
+
     def _hypothetical(self, name: str, contents: Mapping[date, int]) -> Ledger:
         """The table as it is with these contents."""
         published = {d: PublishedDay(1, f"{name} {c}", "ok") for d, c in contents.items()}
@@ -123,15 +138,15 @@ class Life:
     def _digest(self, name: str, d: date, ledgers: Ledgers) -> str:
         return input_digests(self._inputs(name), ledgers, [d], {})[d]
 
-    def _compute(self, name: str, d: date, ledgers: Ledgers) -> int:
-        """The content that follows from the inputs and the code."""
+    def _compute(self, name: str, d: date, ledgers: Ledgers, code: str = "") -> int:
+        """The content that follows from the inputs and the code, by default that of now."""
         read = [
             (dependency.source.name, str(input_day), source.content_key(input_day))
             for dependency in self._inputs(name)
             for source in [ledgers[dependency.source.name]]
             for input_day in dependency.reach.deciding_days(source)(d)
         ]
-        return crc32(repr((read, self.code[name])).encode()) % self.ranges[name]
+        return crc32(repr((read, code or self.code[name])).encode()) % self.ranges[name]
 
     def _commit(
         self, name: str, contents: Mapping[date, int], run: str, fingerprints: Mapping[date, str]
@@ -362,6 +377,7 @@ def test_undos_are_undone_newest_first_as_other_runs_are(seed):
     life = run_life(seed)
     for _ in range(5):
         life.chance.choice([run_step, run_undo, run_undo])(life)
+        assert life.false_claims() == []
     for run, before in reversed([*life.before.items()]):
         assert life.problems(run) == []
         life.undo(run)
