@@ -200,6 +200,9 @@ def test_an_undo_is_not_undone_where_more_is_undone_after_it():
     changes = changed_days(history, commits_of("run-00000004"))
     assert reverted_days(history, changes) == set()
     assert overwritten_since(history, changes) == {day(1): history.records[-1]}
+    # What came later and was undone leaves the day as the second undo has put it back.
+    later = make_ledger(*history.records, make_record(6, [1]), undo_record(7, 5))
+    assert overwritten_since(later, changes) == {day(1): history.records[-1]}
 
 
 def test_days_that_were_found_as_they_were_to_be():

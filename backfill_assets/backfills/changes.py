@@ -380,7 +380,7 @@ def overwritten_since(
 ) -> dict[date, CommitRecord | ExternalCommit]:
     """By day, the commit by others that wrote its rows after the backfill; only such days.
 
-    That is not the undo that has put these rows back. A day is left out if an undo has restored the
+    Not the undo that has put these rows back. A day is left out if an undo has restored the
     backfill's rows.
     """
     if not changes:
@@ -389,14 +389,16 @@ def overwritten_since(
     commits_by_day = {
         day: change.commit_between for day, change in changes.items() if change.commit_between
     }
-    commits: dict[int, CommitRecord | ExternalCommit] = {}
+    #: By day, the versions that wrote it after the backfill, each with the commit of the rows.
+    writers: dict[date, dict[int, CommitRecord | ExternalCommit]] = defaultdict(dict)
     for commit in ledger.all_commits:
-        commits[commit.version] = commit
+        as_of = restored_versions(commit) if isinstance(commit, CommitRecord) else {}
         for day in written_days(commit):
             if day in changes and commit.version > changes[day].version_after:
-                origin = origins.origin_at(day, commit.version)
-                is_later = origin > changes[day].version_after
-                commits_by_day[day] = commits[origin] if is_later else commit
+                last_version = as_of.get(day, -1)
+                restored = [c for version, c in writers[day].items() if version <= last_version]
+                writers[day][commit.version] = restored[-1] if restored else commit
+                commits_by_day[day] = writers[day][commit.version]
     return {
         day: commit
         for day, commit in commits_by_day.items()
