@@ -428,8 +428,11 @@ def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, ne
 
 
 @pytest.mark.usefixtures("built_target")
-def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, monkeypatch):
-    """Between the commits of two tables; a later night makes it right."""
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(
+    production, new, monkeypatch, is_killed
+):
+    """Between the commits of two tables; a later night makes it right, also if one is killed."""
     after = new()
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     commit, waiting = commits.Writer.commit, [lines]
@@ -437,19 +440,33 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
     def commit_after_a_night(writer, *arguments):
         if writer.table.name == RANKS and waiting and "_targets" not in writer.url:
             production.land(6, waiting.pop(), "late.jsonl")
-            production.run(5, 6, (*STAGING, SCORES))
+            production.run(5, 6, (*STAGING, SCORES), fails=is_killed)
             return None  # as where another commit of the table came first
+        if is_killed and writer.table.name == SCORES and not waiting:
+            raise KilledError
         return commit(writer, *arguments)
 
     monkeypatch.setattr(commits.Writer, "commit", commit_after_a_night)
     run_switch_over(after)
-    assert read_scores(production)[5] == 55
+    monkeypatch.undo()
+    assert read_scores(production)[5] == (5 if is_killed else 55)
     stale = find_stale_days(
         read_ledgers(after.deployment), Policy.from_settings(after.settings), day(7)
     )
-    assert stale.all_days(RANKS) == {day(5), day(6)}
-    assert day(6) in stale.open[RANKS], "day 5 is final"
+    behind = SCORES if is_killed else RANKS
+    assert stale.all_days(behind) == ({day(5)} if is_killed else {day(5), day(6)})
+    assert is_killed or day(6) in stale.open[RANKS], "day 5 is final"
     assert not (after.warehouse / "_versions.json").exists()
+    if is_killed:
+        # It is killed once more, by the new code, right after the switch-over.
+        with monkeypatch.context() as patch:
+            patch.setattr(commits.Writer, "commit", _raise_killed)
+            after.run(5, 6, (SCORES, RANKS, STATE), fails=True)
+        assert read_scores(production)[5] == 5
+        after.run(5, 6, (SCORES, RANKS, STATE))
+        assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 550, 6: 60}
+        assert read_scores(production, RANKS)[6] == 550
+        assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
 
 
 @pytest.mark.usefixtures("built_target")
