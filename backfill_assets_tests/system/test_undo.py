@@ -19,6 +19,7 @@ from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import list_data_files
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.monitoring.incidents import Monitor
@@ -385,10 +386,15 @@ def test_old_files_that_cannot_come_back(wrong):
     assert versions == {name: wrong.log(name).version() for name in CHAIN}
 
 
-def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), pytest.param(PublishError("no space left"), marks=pytest.mark.slow)],
+    ids=["killed", "failed"],
+)
+def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch, error):
     def commit_or_die(audited):
         if audited.plan.table is FACT:
-            raise KeyboardInterrupt
+            raise error
         return commit_once(audited)
 
     commit_once = AuditedDays.commit_once
@@ -560,6 +566,34 @@ def days_of_backfill(pipeline, name):
     }
 
 
+def undo_with_a_kill(pipeline, name, commits):
+    """An undo that is killed once so many tables are put back, and asked for again."""
+
+    def run_job():
+        return pipeline.repository.get_job("undo").execute_in_process(
+            instance=pipeline.instance,
+            run_config={"ops": {"put_back": {"config": {"backfill": name}}}},
+            raise_on_error=False,
+        )
+
+    def commit_or_die(audited):
+        if next(remaining, None) is None:
+            raise KeyboardInterrupt
+        return commit_once(audited)
+
+    commit_once, remaining = AuditedDays.commit_once, iter(range(commits))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AuditedDays, "commit_once", commit_or_die)
+        result = run_job()
+    if result.success or "nothing was written" in pipeline.failure(result):
+        return result
+    assert commits or not is_mixed(pipeline.deployment)
+    result = run_job()
+    assert result.success, pipeline.failure(result)
+    assert not is_mixed(pipeline.deployment)
+    return result
+
+
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
@@ -610,11 +644,7 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
                 for table, ledger in read_ledgers(pipeline.deployment).items()
                 for d in changed_days(ledger, commits_of(name))
             }
-            result = pipeline.repository.get_job("undo").execute_in_process(
-                instance=pipeline.instance,
-                run_config={"ops": {"put_back": {"config": {"backfill": name}}}},
-                raise_on_error=False,
-            )
+            result = undo_with_a_kill(pipeline, name, rnd.choice([0, 1, 2, 3, len(LAYERS)]))
             if result.success:
                 expected = {key: digest for key, digest in digests.items() if key not in own_days}
                 expected |= {key: digest for key, digest in before[name].items() if key in own_days}
