@@ -1,35 +1,48 @@
 """The code version of a table: which changes of a project and of this package change it."""
 
+# A change is one line, however long.
+# ruff: noqa: E501
+
+import dataclasses
 import importlib
 import os
 import shutil
 import subprocess
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from backfill_assets import runtime_versions
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables import code_version
+from backfill_assets.tables import code_version, model_metadata, project_source
 from backfill_assets.tables.code_version import (
+    DECIDING,
+    DECIDING_METADATA,
+    OTHER_METADATA,
+    OTHERS,
     Code,
-    SourceFiles,
     _declaring_package,
     asset_version,
+    format_code_change,
     git_state,
     running_code,
-    table_versions,
+    table_codes,
 )
-from backfill_assets.tables.graph import load_tables, tables_of
-from backfill_assets_guide.examples.web_events import TABLES as WEB_EVENTS
+from backfill_assets.tables.graph import load_tables
+from backfill_assets.tables.project_source import Project
+from backfill_assets.tables.reached_code import reach
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.unpartitioned import Lookup
 
 IMPORTS = """
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pandera.pyspark as pa
@@ -37,6 +50,8 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+
+from backfill_assets import STAGED, Reads, Source, last_days, table
 """
 MODEL = """
 class Row(pa.DataFrameModel):
@@ -52,237 +67,674 @@ class Row(pa.DataFrameModel):
 
 """
 GROUPS = 'orders.groupBy(F.col("for_day").alias("run_date"), "customer_id")'
+INPUT = "orders: Annotated[DataFrame, Reads(STAGED, last_days(3))]"
+#: All tables in one module, with all that they reach; the names of tables tell what they reach.
 PROJECT = {
-    "shop/__init__.py": """
-from shop.rounding import rounded
+    "shop/__init__.py": "",
+    "shop/settings.py": """
+import enum
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
-def __getattr__(name):
-    import importlib
+RATE = 0.21
+LIMIT = os.environ.get("SHOP_LIMIT", "10")
+SQL = (Path(__file__).parent / "query.sql").read_text()
+FOLDER = Path(__file__).parent / "files"
+UNREAD = 1
 
-    return getattr(importlib.import_module("shop.lazy"), name)
+
+class Size(enum.Enum):
+    SMALL = 1
+
+
+@dataclass(frozen=True)
+class Fees:
+    share: float
+
+    def fee(self, amount):
+        return amount * self.share
+
+FEES = Fees(0.1)
+TABLE = {"eur": 1.0, "usd": [1.1, {2, 3}]}
 """,
-    "shop/rounding.py": "def rounded(amount):\n    return amount.cast('decimal(18, 2)')\n",
-    "shop/lazy.py": "def doubled(amount):\n    return amount * 2\n",
+    "shop/query.sql": "amount > 0",
     "shop/helpers.py": """
+import functools
+
 import shop_rules
+from shop import settings
+
 
 def total(amount: object) -> object:
     # A comment.
     result: object = shop_rules.scaled(amount)
     return result
+
+
+def with_rate(amount):
+    return amount * settings.RATE
+
+
+def logged(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args)
+
+    return call
+
+
+@logged
+def decorated(amount):
+    return amount + 1
+
+
+def add(amount, more=2):
+    return amount + more
+
+
+added = functools.partial(add, more=3)
+negated = lambda amount: -amount; halved = lambda amount: amount / 2
+
+
+def make_scale(by):
+    def scale(amount):
+        return amount * by
+
+    return scale
+
+
+tripled = make_scale(3)
+
+
+class Rounder:
+    digits = 2
+
+    def __init__(self, plus):
+        self.plus = plus
+
+    def round(self, amount):
+        return self.shift(F.round(amount, self.digits))
+
+    def shift(self, amount):
+        return amount + self.plus
+
+
+ROUNDER = Rounder(1)
+
+
+def is_even(n):
+    return n == 0 or is_odd(n - 1)
+
+
+def is_odd(n):
+    return n != 0 and is_even(n - 1)
+
+
+@functools.lru_cache
+def cached(n):
+    return n + 1
+
+
+def documented():
+    'amount > 1'
+
+
+def read_doc():
+    return documented.__doc__
+""".replace(
+        "import functools\n", "import functools\n\nfrom pyspark.sql import functions as F\n", 1
+    ),
+    "shop/lazy.py": "def kept(frame):\n    return frame\n\ndef unused():\n    return 1\n",
+    "shop_rules.py": "def scaled(amount):\n    return amount\n",
+    "space/inside.py": "FACTOR = 5\n",
+    "shop/sources.py": IMPORTS
+    + """
+class Line(pa.DataFrameModel):
+    visit_id: T.StringType = Field(description="The visit.")
+    at: T.TimestampType = Field(description="The time.")
+
+
+def make_source(name):
+    return Source(name, Line, key=["visit_id"], event_time="at", timezone="Europe/Berlin")
+
+
+VISITS = make_source("visits")
+CALLS = replace(VISITS, name="calls", timezone="Asia/Tokyo")
 """,
-    "shop/spend.py": f"""{IMPORTS}
-from backfill_assets import STAGED, Reads, last_days, table
+    "shop/spend.py": IMPORTS
+    + """
+from importlib import import_module
+
+from pyspark.sql.functions import udf
+
+from shop import helpers, settings
 from shop.helpers import total
+from space import inside
 
 if TYPE_CHECKING:
     from shop.unused import Unused
 
-{MODEL}
+GREETING = "hello"
+by_name = import_module("shop.lazy")
+
+
+@udf(T.StringType())
+def shout(text):
+    return text.upper()
+
+"""
+    + MODEL
+    + "".join(
+        f"""
 @table(Row)
-def spend(orders: Annotated[DataFrame, Reads(STAGED, last_days(3))]) -> DataFrame:
-    return {GROUPS}.agg(total(F.sum("amount")).alias("amount"))
+def {name}({INPUT}) -> DataFrame:
+    return {GROUPS}.agg({expression}.alias("amount"))
+
+"""
+        for name, expression in {
+            "plain": 'F.sum("amount")',
+            "by_helper": 'total(F.sum("amount"))',
+            "by_rate": 'helpers.with_rate(F.sum("amount"))',
+            "by_udf": 'F.max(shout("customer_id"))',
+            "by_limit": "F.lit(settings.LIMIT)",
+            "by_sql": "F.expr(settings.SQL)",
+            "by_path": "F.lit(str(settings.FOLDER))",
+            "by_enum": "F.lit(settings.Size.SMALL.value)",
+            "by_fees": 'settings.FEES.fee(F.sum("amount"))',
+            "by_dict": 'F.lit(settings.TABLE["eur"])',
+            "by_decorated": 'helpers.decorated(F.sum("amount"))',
+            "by_partial": 'helpers.added(F.sum("amount"))',
+            "by_lambda": 'helpers.negated(F.sum("amount"))',
+            "by_closure": 'helpers.tripled(F.sum("amount"))',
+            "by_method": 'helpers.ROUNDER.round(F.sum("amount"))',
+            "by_recursion": "F.lit(helpers.is_even(2))",
+            "by_cached": "F.lit(helpers.cached(2))",
+            "by_docstring": "F.expr(helpers.read_doc())",
+            "by_namespace": "F.lit(inside.FACTOR)",
+            "by_module": "by_name.kept(F.sum('amount'))",
+            "by_format": 'F.lit(f"{GREETING:>{settings.RATE}}")',
+            "by_nested": '(lambda amount: [total(x) for x in [amount]][0])(F.sum("amount"))',
+        }.items()
+    )
+    + f"""
+@table(Row)
+def by_lazy_import({INPUT}) -> DataFrame:
+    from .lazy import kept
+
+    return kept({GROUPS}.agg(F.sum("amount").alias("amount")))
+
+
+@table(Row)
+def by_getattr({INPUT}) -> DataFrame:
+    return getattr(settings, "RATE")
 """,
-    "shop/refunds.py": f"""{IMPORTS}
+    "shop/rows.py": IMPORTS
+    + "from backfill_assets import version_of\n"
+    + MODEL
+    + """
 from pathlib import Path
 
-from backfill_assets.orders.tables import STAGED
-from backfill_assets.tables.table_function import table
-from backfill_assets.tables.derived import Reads
-from shop import doubled
 
-{MODEL}
-@table(Row, depends_on=["shop.loaded_by_name", "pyarrow", Path("rates.csv")])
-def refunds(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
-    from . import inner
+def make_table(name, days):
+    def build(orders: Annotated[DataFrame, Reads(STAGED, last_days(days))]) -> DataFrame:
+        return orders
 
-    return inner.kept({GROUPS}.agg(doubled(F.sum("amount")).alias("amount")))
+    build.__annotations__["orders"] = Annotated[DataFrame, Reads(STAGED, last_days(days))]
+    build.__name__ = build.__qualname__ = name
+    return table(Row)(build)
+
+
+made = make_table("made", 2)
+
+
+@version_of(made, 2)
+def made_v2(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return orders.limit(7)
+
+
+@table(Row, depends_on=["shop.listed", "pyarrow", Path("rates.csv"), Path("trees")])
+def depending(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return orders
 """,
-    "shop/inner.py": "def kept(frame):\n    return frame\n",
-    "shop/loaded_by_name.py": "LIMIT = 1\n",
+    "shop/listed.py": "LIMIT = 1\n\ndef bounded(x):\n    return x\n",
     "shop/rates.csv": "EUR,1\n",
+    "shop/trees/a/one.txt": "1",
     "shop/unused.py": "class Unused:\n    pass\n",
     "shop/tables.py": """
 from backfill_assets.orders.tables import ORDERS
-from shop.refunds import refunds
-from shop.spend import spend
+from backfill_assets.tables.derived import Derived
+from shop import rows, settings, sources, spend
 
-TABLES = [*ORDERS, spend, refunds]
-REORDERED = [*ORDERS, refunds, spend]
+OWN = [value for module in (spend, rows) for value in vars(module).values()
+       if isinstance(value, Derived)]
+TABLES = [*ORDERS, sources.VISITS, sources.CALLS, *OWN]
+REORDERED = [*ORDERS, *reversed(OWN), sources.CALLS, sources.VISITS]
 """,
-    "shop_rules.py": "def scaled(amount):\n    return amount\n",
 }
 
 
-def write_files(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
 
 
+def forget_modules() -> None:
+    """As in a new process: nothing of the project is imported."""
+    names = {"shop", "shop_rules", "space", "moved"}
+    for module in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[module]
+    importlib.invalidate_caches()
+    load_tables.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A project with two tables of its own, as its folder."""
+    """A project of many tables of its own in one module, as its folder."""
     folder = tmp_path_factory.mktemp("project")
     write_files(folder, PROJECT)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        patch.setattr(sys, "dont_write_bytecode", True)
         yield folder
-    # Other tests of this process look for modules of these names.
-    names = {name.partition("/")[0].removesuffix(".py") for name in PROJECT}
-    for module in [name for name in sys.modules if name.partition(".")[0] in names]:
-        del sys.modules[module]
-    # And a process that runs these tests twice has another project then.
-    load_tables.cache_clear()
+    forget_modules()
 
 
-def table_code() -> Code:
-    by_table = table_versions(tables_of(load_settings(tables="shop.tables:TABLES")))
-    return Code(code_version._version_of_all(by_table), tables=by_table)
+def imported_code(name: str = "TABLES") -> Code:
+    """The code of the project, as a new process imports it."""
+    forget_modules()
+    return running_code(load_settings(tables=f"shop.tables:{name}"))
 
 
-def test_the_running_code(project):
-    code = running_code(load_settings(tables="shop.tables:TABLES"))
-    assert (code.version, code.tables) == (table_code().version, table_code().tables)
-    # The project is in no repository, whatever this package is in.
-    assert (code.commit, code.dirty) == ("", None)
+@pytest.fixture(scope="module")
+def before(project) -> Code:
+    return imported_code()
 
 
-def test_the_commit_of_a_project_without_a_repository_is_the_one_that_its_deployment_says(project):
-    settings = load_settings(tables="shop.tables:TABLES", git_commit="0123abc")
-    code = running_code(settings)
-    assert (code.commit, code.dirty) == ("0123abc", None)
-
-
-def test_the_order_in_which_tables_are_declared_counts_for_nothing(project):
-    versions = [
-        running_code(load_settings(tables=f"shop.tables:{name}")).version
-        for name in ("TABLES", "REORDERED")
-    ]
-    assert versions[0] == versions[1]
-
-
-def test_of_an_asset_its_module_and_what_that_imports_count(project):
-    digest = SourceFiles().modules_digest(["shop.helpers"])
-    assert asset_version("shop.helpers") == f"asset-1-{digest}"
+def changed_tables(before: Code, after: Code) -> set[str]:
+    return {name for name in before.tables if before.tables[name] != after.tables[name]}
 
 
 #: What changes, by name: the file, the old and the new text, and the tables that are other code.
-CHANGES = {
-    # What decides no row.
+CHANGES: dict[str, tuple[str, str, str, str]] = {
+    # --- what decides no row ---
     "comment": ("shop/helpers.py", "# A comment.", "# Another one.\n", ""),
     "formatting": ("shop/helpers.py", "scaled(amount)", "scaled(\n        amount,\n    )", ""),
+    "lines before a function": ("shop/helpers.py", "def total", "\n\n\ndef total", ""),
     "annotation": ("shop/helpers.py", "amount: object", "amount: int", ""),
     "annotation of a result": ("shop/helpers.py", "-> object", "-> float", ""),
     "annotation of a variable": ("shop/helpers.py", "result: object =", "result =", ""),
+    "annotations as text": ("shop/helpers.py", "import functools", "from __future__ import annotations\nimport functools", ""),
     "docstring of a model": ("shop/spend.py", "A row.", "Another row.", ""),
-    "docstring of a function": (
-        "shop/rounding.py",
-        "(amount):\n",
-        '(amount):\n    """Round."""\n',
-        "",
-    ),
+    "docstring of a function": ("shop_rules.py", "(amount):\n", '(amount):\n    """Scale."""\n', ""),
+    "description of a column": ("shop/spend.py", "The amount.", "The sum.", ""),
+    "warning about nulls": ("shop/rows.py", 'Field(description="The customer.")', 'Field(description="The customer.", metadata={"owner": "us"})', ""),
+    "group": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, group='sales')\ndef plain", ""),
+    "no check": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, checks=[])\ndef plain", ""),
+    "retired": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, retired=date(2030, 1, 1))\ndef plain", ""),
+    "frozen": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, frozen=True)\ndef plain", ""),
+    "lineage": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, lineage={'amount': [('stg_orders', 'amount')]})\ndef plain", ""),
+    "drift": ("shop/spend.py", '"key": ["customer_id"]}', '"key": ["customer_id"], "drift": {"amount": 0.2}}', ""),
+    "list of public names": ("shop/helpers.py", "import shop_rules", "import shop_rules\n__all__ = ['total']", ""),
+    "import that nobody uses": ("shop/helpers.py", "import shop_rules", "import json\nimport shop_rules", ""),
+    "another alias of a module": ("shop/spend.py", "from shop import helpers, settings", "import shop.helpers as helpers\nfrom shop import settings", ""),
     "import for type checkers": ("shop/spend.py", "import Unused", "import Unused as U", ""),
     "module for type checkers": ("shop/unused.py", "pass", "x = 1", ""),
-    "module of this package": (
-        "shop/refunds.py",
-        "from backfill_assets.tables.table_function import table",
-        "from backfill_assets import table",
-        "",
-    ),
+    "constant that nobody reads": ("shop/settings.py", "UNREAD = 1", "UNREAD = 2", "by_getattr"),
+    "function that nobody calls": ("shop/lazy.py", "return 1", "return 2", ""),
+    "the same value, written otherwise": ("shop/settings.py", "RATE = 0.21", "RATE = 21 / 100", "by_getattr"),
+    "how a constant is made": ("shop/settings.py", 'LIMIT = os.environ.get("SHOP_LIMIT", "10")', 'LIMIT = str(10)', "by_getattr"),
+    "order of a set": ("shop/settings.py", "{2, 3}", "{3, 2}", "by_getattr"),
+    "module of this package": ("shop/spend.py", "import STAGED, Reads, Source, last_days, table", "import STAGED, Reads, Source, last_days\nfrom backfill_assets.tables.table_function import table", ""),
+    "name of a factory": ("shop/rows.py", "make_table", "build_table", ""),
+    "name of a model": ("shop/spend.py", "Row", "Line", ""),
+    "name of an enumeration's owner": ("shop/tables.py", "OWN", "MINE", ""),
     "module that nobody imports": ("shop/new.py", "", "x = 1", ""),
     "module that collects the tables": ("shop/tables.py", "TABLES =", "x = 1\nTABLES =", ""),
-    # What decides rows.
-    "transform": ("shop/spend.py", 'F.sum("amount")', 'F.max("amount")', "spend"),
-    "reach": ("shop/spend.py", "last_days(3)", "last_days(4)", "spend"),
-    "bound": ("shop/spend.py", "ge=0", "ge=1", "spend"),
-    "type of a column": ("shop/spend.py", "T.DecimalType(18, 2)", "T.LongType", "spend"),
-    "helper": ("shop/helpers.py", "scaled(amount)", "scaled(amount * 2)", "spend"),
-    "another helper": (
-        "shop/helpers.py",
-        "import shop_rules",
-        "import other as shop_rules",
-        "spend",
-    ),
-    "sibling module": ("shop_rules.py", "return amount", "return amount * 2", "spend"),
-    "package": ("shop/__init__.py", "import importlib", "import importlib as i", "spend refunds"),
-    "re-exported": ("shop/rounding.py", "18, 2", "18, 3", "spend refunds"),
-    "given out lazily": ("shop/lazy.py", "* 2", "* 3", "refunds"),
-    "imported in a function": ("shop/inner.py", "return frame", "return frame.limit(1)", "refunds"),
-    "declared module": ("shop/loaded_by_name.py", "1", "2", "refunds"),
-    "declared file": ("shop/rates.csv", "1", "2", "refunds"),
+    "package": ("shop/__init__.py", "", "import importlib as i\n", ""),
+    "other function of a namespace package": ("space/inside.py", "FACTOR = 5", "FACTOR = 5\nOTHER = 1", ""),
+    "docstring that nobody reads": ("shop/spend.py", "def shout(text):\n", "def shout(text):\n    'Loud.'\n", ""),
+    "hourly": ("shop/sources.py", 'event_time="at",', 'event_time="at", hourly=True,', ""),
+    "description of a line": ("shop/sources.py", "The visit.", "A visit.", ""),
+    # --- what decides rows: of the table itself ---
+    "transform": ("shop/spend.py", "agg(F.sum(\"amount\").alias(\"amount\"))\n", "agg(F.max(\"amount\").alias(\"amount\"))\n", "plain"),
+    "reach": ("shop/spend.py", "last_days(3))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "last_days(4))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "plain"),
+    "each row once": ("shop/rows.py", "last_days(days))]\n", "last_days(days), each_row_once=True)]\n", "made"),
+    "check": ("shop/spend.py", "@table(Row)\ndef plain", "from backfill_assets import forbids\n@table(Row, checks=[forbids('none', lambda rows: rows, 'No.')])\ndef plain", "plain"),
+    "table made by a call": ("shop/rows.py", 'make_table("made", 2)', 'make_table("made", 5)', "made"),
+    "second version of a table": ("shop/rows.py", "limit(7)", "limit(8)", "made_v2"),
+    # --- what it reaches ---
+    "UDF": ("shop/spend.py", "text.upper()", "text.lower()", "by_udf"),
+    "type of a UDF": ("shop/spend.py", "@udf(T.StringType())", "@udf(T.BinaryType())", "by_udf"),
+    "helper": ("shop/helpers.py", "scaled(amount)", "scaled(amount * 2)", "by_helper by_nested"),
+    "helper of a helper": ("shop_rules.py", "return amount", "return amount * 2", "by_helper by_nested"),
+    "another function for a name": ("shop/spend.py", "from shop.helpers import total", "from shop.helpers import cached as total", "by_helper by_nested"),
+    "constant": ("shop/settings.py", "RATE = 0.21", "RATE = 0.19", "by_rate by_format by_getattr"),
+    "type of a constant": ("shop/settings.py", "RATE = 0.21", "RATE = '0.21'", "by_rate by_format by_getattr"),
+    "file read at import": ("shop/query.sql", "> 0", "> 1", "by_sql by_getattr"),
+    "path": ("shop/settings.py", '"files"', '"others"', "by_path by_getattr"),
+    "member of an enumeration": ("shop/settings.py", "SMALL = 1", "SMALL = 2", "by_enum by_getattr"),
+    "value in a dict": ("shop/settings.py", "[1.1, {2", "[1.1, {4, 2", "by_dict by_getattr"),
+    "order of a dict": ("shop/settings.py", '{"eur": 1.0, "usd": [1.1, {2, 3}]}', '{"usd": [1.1, {2, 3}], "eur": 1.0}', "by_dict by_getattr"),
+    "object": ("shop/settings.py", "Fees(0.1)", "Fees(0.2)", "by_fees by_getattr"),
+    "method of an object": ("shop/settings.py", "amount * self.share", "amount / self.share", "by_fees by_getattr"),
+    "attribute of an object": ("shop/helpers.py", "Rounder(1)", "Rounder(2)", "by_method"),
+    "attribute of a class": ("shop/helpers.py", "digits = 2", "digits = 3", "by_method"),
+    "method that a method calls": ("shop/helpers.py", "amount + self.plus", "amount - self.plus", "by_method"),
+    "decorated function": ("shop/helpers.py", "return amount + 1", "return amount + 2", "by_decorated"),
+    "decorator": ("shop/helpers.py", "return function(*args)", "return function(*args) * 2", "by_decorated"),
+    "no decorator": ("shop/helpers.py", "@logged\n", "", "by_decorated"),
+    "default": ("shop/helpers.py", "more=2", "more=4", "by_partial"),
+    "partial": ("shop/helpers.py", "more=3", "more=4", "by_partial"),
+    "lambda of two on a line": ("shop/helpers.py", "-amount;", "-amount * 2;", "by_lambda"),
+    "the other lambda": ("shop/helpers.py", "amount / 2", "amount / 3", ""),
+    "value of a closure": ("shop/helpers.py", "make_scale(3)", "make_scale(4)", "by_closure"),
+    "function with a closure": ("shop/helpers.py", "return amount * by", "return amount / by", "by_closure"),
+    "mutual recursion": ("shop/helpers.py", "n != 0 and", "n != 1 and", "by_recursion"),
+    "cached function": ("shop/helpers.py", "return n + 1", "return n + 2", "by_cached"),
+    "docstring that is read": ("shop/helpers.py", "'amount > 1'", "'amount > 2'", "by_docstring"),
+    "namespace package": ("space/inside.py", "5", "6", "by_namespace"),
+    "module imported by a text": ("shop/lazy.py", "return frame", "return frame.limit(1)", "by_module by_lazy_import"),
+    "f-string": ("shop/spend.py", "{GREETING:>", "{GREETING:<", "by_format"),
+    "text in an f-string": ("shop/spend.py", 'GREETING = "hello"', 'GREETING = "hullo"', "by_format"),
+    "constant that another module sets": ("shop/tables.py", "OWN =", "settings.RATE = 0.5\nOWN =", "by_rate by_format by_getattr"),
+    # --- what it names ---
+    "module that is named": ("shop/listed.py", "LIMIT = 1", "LIMIT = 2", "depending"),
+    "function of a module that is named": ("shop/listed.py", "return x", "return x + 1", "depending"),
+    "file that is named": ("shop/rates.csv", "1", "2", "depending"),
+    "file in a folder that is named": ("shop/trees/a/one.txt", "1", "2", "depending"),
+    # --- sources ---
+    "zone in a factory": ("shop/sources.py", "Europe/Berlin", "Europe/Rome", "visits"),
+    "zone by replace": ("shop/sources.py", "Asia/Tokyo", "Asia/Seoul", "calls"),
+    "field of a line": ("shop/sources.py", "T.TimestampType = Field(", "T.TimestampType = Field(ge=datetime(2020, 1, 1), ", "visits calls"),
+    "ambiguous": ("shop/sources.py", 'event_time="at",', 'event_time="at", ambiguous="raise",', "visits calls"),
+    "delimiter": ("shop/sources.py", 'event_time="at",', 'event_time="at", delimiter=";",', "visits calls"),
+}  # fmt: skip
+#: Changes of the model that all tables of a module have, and of what only some tables have.
+OF_ALL_IN_SPEND = {
+    "bound": ("ge=0", "ge=1"),
+    "type of a column": ("T.DecimalType(18, 2)", "T.LongType"),
+    "key": ('"key": ["customer_id"]', '"key": []'),
+    "rule": ('"key":', '"rules": {"some": ("amount > 1", "So.")}, "key":'),
+    "schema version": ('"key":', '"schema_version": 2, "key":'),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_the_project(project, change):
-    file, old, new, tables = CHANGES[change]
-    path, before = project / file, table_code()
-    text = path.read_text() if path.exists() else ""
-    assert old in text
+def source_tables(names: str) -> set[str]:
+    """The names of tables, with those of a source in place of it."""
+    by_source = {
+        name: {
+            f"raw_{name}",
+            f"raw_{name}_rejected",
+            f"stg_{name}",
+            f"late_{name}",
+            f"{name}_lateness",
+        }
+        for name in ("visits", "calls")
+    }
+    return {table for name in names.split() for table in by_source.get(name, {name})}
+
+
+@pytest.fixture
+def code_after(project):
+    """A function that gives the code after changes, each of a file, which are undone then."""
+    texts: dict[Path, str | None] = {}
+
+    def change_files(*changes: tuple[str, str, str]) -> Code:
+        for file, old, new in changes:
+            path = project / file
+            text = path.read_text() if path.exists() else None
+            texts.setdefault(path, text)
+            assert old in (text or ""), (file, old)
+            path.write_text((text or "").replace(old, new) if old else new)
+        return imported_code()
+
+    def restore() -> None:
+        for path, text in texts.items():
+            path.unlink() if text is None else path.write_text(text)
+        texts.clear()
+
+    change_files.restore = restore
+    yield change_files
+    restore()
+
+
+def independent_batches() -> list[list[str]]:
+    """The changes in batches within which no two concern the same table or the same text."""
+    batches: list[list[str]] = []
+    for name, (file, old, _, tables) in CHANGES.items():
+        for batch in batches:
+            others = [CHANGES[other] for other in batch]
+            concerned = {table for *_, more in others for table in more.split()}
+            texts = [text for other, *two, _ in others if other == file for text in two]
+            apart = all(old and text and old not in text and text not in old for text in texts)
+            if apart and not concerned & {*tables.split()}:
+                batch.append(name)
+                break
+        else:
+            batches.append([name])
+    return batches
+
+
+@pytest.mark.parametrize("batch", independent_batches(), ids=lambda batch: batch[0])
+def test_changes_of_the_project(before, code_after, batch):
+    changes = [CHANGES[name] for name in batch]
+    after = code_after(*(change[:3] for change in changes))
+    expected = {table for *_, tables in changes for table in source_tables(tables)}
+    if changed_tables(before, after) != expected:
+        # Which of them is it?
+        for name in batch:
+            code_after.restore()
+            alone = changed_tables(before, code_after(CHANGES[name][:3]))
+            assert (name, alone) == (name, source_tables(CHANGES[name][3]))
+    assert changed_tables(before, after) == expected
+    # A backfill is pinned to the version of all tables: it goes on unless one of them changes.
+    assert (after.version != before.version) is bool(expected)
+
+
+def test_a_change_of_a_model_is_one_of_the_tables_that_have_it(before, code_after):
+    in_spend = PROJECT["shop/spend.py"].count("@table(Row)")
+    for change in OF_ALL_IN_SPEND.values():
+        changed = changed_tables(before, code_after(("shop/spend.py", *change)))
+        assert (len(changed), changed & {"made", "depending"}) == (in_spend, set())
+        code_after.restore()
+
+
+def test_a_variable_of_the_environment_that_was_read_at_import(before, monkeypatch):
+    monkeypatch.setenv("SHOP_LIMIT", "11")
+    assert changed_tables(before, imported_code()) == {"by_limit", "by_getattr"}
+
+
+@pytest.mark.parametrize("place", ["moved", "shop.inside.moved"])
+def test_a_function_or_a_module_that_moves_is_the_same_code(before, project, code_after, place):
+    """All of `shop/helpers.py` and `shop/settings.py` is elsewhere in the project."""
+    path = f"{place.replace('.', '/')}.py"
     try:
-        path.write_text(text.replace(old, new) or new)
-        after = table_code()
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(
+            PROJECT["shop/settings.py"]
+            .replace("Path(__file__).parent", "Path(sys.modules['shop'].__file__).parent")
+            .replace("import os\n", "import os\nimport sys\n")
+            + PROJECT["shop/helpers.py"].replace(
+                "from shop import settings", "import sys\nsettings = sys.modules[__name__]"
+            )
+        )
+        after = code_after(
+            (
+                "shop/spend.py",
+                "from shop import helpers, settings",
+                f"import {place} as helpers\nimport {place} as settings",
+            ),
+            ("shop/spend.py", "from shop.helpers import total", f"from {place} import total"),
+            (
+                "shop/tables.py",
+                "import rows, settings, sources, spend",
+                "import rows, sources, spend",
+            ),
+        )
+        assert changed_tables(before, after) == {"by_getattr"}
+    finally:
+        (project / path).unlink()
+
+
+def test_the_order_in_which_tables_are_declared_counts_for_nothing(before):
+    assert imported_code("REORDERED").version == before.version
+
+
+def test_another_process_and_another_hash_seed_give_the_same_versions(before, project):
+    code = (
+        "from backfill_assets.settings import load_settings\n"
+        "from backfill_assets.tables.code_version import running_code\n"
+        "print(running_code(load_settings(tables='shop.tables:TABLES')).version)\n"
+    )
+    paths = os.pathsep.join([str(project), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
+    process = subprocess.run(
+        [sys.executable, "-B", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert process.stdout.strip() == before.version, process.stderr
+
+
+#: What differs, by the change: as `plan`, `history` and `accept-code` tell it.
+TOLD = {
+    "constant": ("by_rate", "with_rate → RATE: 0.21 → 0.19"),
+    "UDF": ("by_udf", "shout"),
+    "helper of a helper": ("by_helper", "scaled"),
+    "value of a closure": ("by_closure", "make_scale.<locals>.scale → by: 3 → 4"),
+    "zone in a factory": ("stg_visits", "source timezone: 'Europe/Berlin' → 'Europe/Rome'"),
+    "function of a module that is named": ("depending", "shop.listed"),
+    "file that is named": ("depending", "depends_on rates.csv"),
+    "default": ("by_partial", "add → more: 2 → 4"),
+    "check": ("plain", "forbidden is new, <lambda> is new"),
+}
+
+
+@pytest.mark.parametrize("change", TOLD)
+def test_what_differs_between_two_versions_is_told(before, code_after, change):
+    table, text = TOLD[change]
+    after = code_after(CHANGES[change][:3])
+    assert format_code_change(before.parts[table], after.parts[table]) == text
+
+
+def test_of_many_differences_the_first_are_told():
+    old, new = ({f"f → {n}": str(n + more) for n in range(5)} for more in (0, 1))
+    text = "f → 0: 0 → 1, f → 1: 1 → 2, f → 2: 2 → 3, and 2 more"
+    assert format_code_change(old, new) == text
+    assert format_code_change({}, new) == format_code_change(old, {}) == ""
+    assert format_code_change({"a": "1"}, {"b": "1"}) == "b is new, a is gone"
+
+
+#: What cannot be followed, by what the message tells of it.
+DEAD_ENDS = {
+    "import threading\nLOCK = threading.Lock()": ("LOCK", "LOCK is of _thread.lock"),
+    "FILE = open(__file__)": ("FILE", "FILE is of _io.TextIOWrapper"),
+    "NUMBERS = (n for n in range(3))": ("NUMBERS", "NUMBERS is of builtins.generator"),
+    "import threading\nclass Client:\n    def __init__(self):\n        self.lock = threading.Lock()\n"
+    "CLIENTS = {'a': [Client()]}": ("CLIENTS", "CLIENTS['a'][0].lock is of _thread.lock"),
+    "exec('def made(): return 1')": ("made", "made has no source that could be read"),
+}
+
+
+@pytest.mark.parametrize("text", DEAD_ENDS, ids=lambda text: DEAD_ENDS[text][0])
+def test_what_cannot_be_followed_is_refused_by_name(code_after, text):
+    name, message = DEAD_ENDS[text]
+    with pytest.raises(SettingsError) as raised:
+        code_after(("shop/lazy.py", "", f"{text}\n\ndef kept(frame):\n    return {name}\n"))
+    assert str(raised.value).startswith("bad settings: by_module: transform → by_module → kept")
+    assert message in str(raised.value)
+
+
+def test_a_module_that_is_named_counts_by_its_source_and_is_not_followed(before, code_after):
+    """The way out where a value cannot be followed."""
+    declared = "def depending(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:\n    "
+    listed = PROJECT["shop/listed.py"]
+    changes = [
+        (
+            "shop/rows.py",
+            f"{declared}return orders",
+            f"{declared}from shop.listed import get\n    return get()",
+        ),
+        (
+            "shop/listed.py",
+            "",
+            f"{listed}\nimport threading\nLOCK = threading.Lock()\ndef get():\n    return LOCK\n",
+        ),
+    ]
+    first = code_after(*changes)
+    second = code_after(("shop/listed.py", "return LOCK", "return [LOCK]"))
+    assert changed_tables(before, first) == changed_tables(first, second) == {"depending"}
+
+
+def test_a_file_that_has_changed_since_it_was_imported_is_refused(project, code_after):
+    """The version would be that of code which does not run."""
+    forget_modules()
+    importlib.import_module("shop.tables")
+    path = project / "shop/helpers.py"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace("shop_rules.scaled(amount)", "amount"))
+        with pytest.raises(SettingsError, match="has changed since it was imported"):
+            running_code(load_settings(tables="shop.tables:TABLES"))
     finally:
         path.write_text(text)
-    changed = {name for name in before.tables if before.tables[name] != after.tables[name]}
-    assert changed == set(tables.split())
-    # A backfill is pinned to the version of all tables: it goes on unless one of them changes.
-    assert (after.version != before.version) is bool(tables)
+        forget_modules()
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declaration", DECIDING, ids=lambda declaration: declaration.__name__)
+def test_each_field_of_a_declaration_decides_rows_or_does_not(declaration):
+    names = [part.name for part in dataclasses.fields(declaration)]
+    assert sorted(names) == sorted([*DECIDING[declaration], *OTHERS[declaration]])
+
+
+def test_each_option_of_a_model_decides_rows_or_does_not():
+    assert {*model_metadata._METADATA} == {*DECIDING_METADATA, *OTHER_METADATA}
+    told = (Path(__file__).parents[1] / "docs/upgrading.md").read_text()
+    for name in (*DECIDING_METADATA, *OTHER_METADATA):
+        assert f"`{name}`" in told
+    for fields in (*DECIDING.values(), *OTHERS.values()):
+        for name in {*fields} & {*Source.__dataclass_fields__, *Lookup.__dataclass_fields__}:
+            assert f"`{name}`" in told, name
 
 
 @pytest.mark.parametrize(
     ("kind", "tables"),
     [
-        ("raw", {"raw_orders"}),
-        ("rejected", {"raw_orders_rejected"}),
-        ("staging", {"stg_orders"}),
-        ("late", {"late_orders"}),
-        ("lateness", {"arrival_lateness"}),
+        ("raw", {"raw_orders", "raw_visits", "raw_calls"}),
+        ("late", {"late_orders", "late_visits", "late_calls"}),
         ("current", {"fact_daily_orders_current"}),
         ("corrections", {"fact_order_corrections"}),
-        ("derived", {"fact_daily_orders", "spend", "refunds"}),
         ("package", {*TABLES}),
     ],
 )
-def test_a_rows_version_that_is_raised(project, monkeypatch, kind, tables):
-    before = table_code()
+def test_a_rows_version_that_is_raised(before, project, monkeypatch, kind, tables):
     raised = {**code_version.ROWS_VERSION, kind: code_version.ROWS_VERSION[kind] + 1}
     monkeypatch.setattr(code_version, "ROWS_VERSION", raised)
-    after = table_code()
-    changed = {name for name in before.tables if before.tables[name] != after.tables[name]}
-    assert changed == tables
-    assert after.version != before.version
+    after = running_code(load_settings(tables="shop.tables:TABLES"))
+    assert changed_tables(before, after) == tables
 
 
-def test_every_kind_of_table_has_a_rows_version(project):
+def test_every_kind_of_table_has_a_rows_version():
     kinds = {table.kind for table in TABLES.values()} | {"asset", "package"}
     assert kinds == code_version.ROWS_VERSION.keys()
 
 
-def test_the_release_and_the_source_of_this_package_count_for_nothing(project, monkeypatch):
-    before = table_code()
+def test_the_release_and_the_source_of_this_package_count_for_nothing(before, monkeypatch):
     monkeypatch.setattr(runtime_versions, "package_version", lambda: "99.0")
-    assert table_code() == before
-    files = SourceFiles()
-    for table in [*TABLES.values(), *WEB_EVENTS[0].tables, WEB_EVENTS[1]]:
-        for module in files.import_closure(table.modules):
-            assert not module.startswith("backfill_assets.") or module in {
-                *table.modules,
-                "backfill_assets_guide.examples",
-            }
+    assert imported_code() == before
 
 
-def test_a_library_that_is_declared_counts_by_its_version(project, monkeypatch):
-    before = table_code()
+def test_a_library_that_is_declared_counts_by_its_version(before, monkeypatch):
     monkeypatch.setattr(code_version.importlib.metadata, "version", lambda _: "99.0")
-    after = table_code()
-    assert [n for n in before.tables if before.tables[n] != after.tables[n]] == ["refunds"]
+    assert changed_tables(before, imported_code()) == {"depending"}
 
 
 @pytest.mark.parametrize(
-    ("dependency", "said"),
+    ("dependency", "told"),
     [
         (
             "no_such_module",
@@ -292,44 +744,69 @@ def test_a_library_that_is_declared_counts_by_its_version(project, monkeypatch):
         (Path("/nowhere/rates.csv"), "'/nowhere/rates.csv': No such file or directory"),
     ],
 )
-def test_a_declared_dependency_that_is_not_there(dependency, said):
+def test_a_declared_dependency_that_is_not_there(dependency, told):
+    table = dataclasses.replace(TABLES["fact_daily_orders"], depends_on=(dependency,))
     with pytest.raises(SettingsError) as raised:
-        SourceFiles().modules_digest([], [dependency])
-    assert str(raised.value) == f"bad settings: depends_on={said}"
+        table_codes({"a": table})
+    assert str(raised.value) == f"bad settings: depends_on={told}"
 
 
-def test_modules_that_swap_their_contents_are_other_code(project):
-    before = table_code()
-    files = [project / "shop/lazy.py", project / "shop/inner.py"]
-    texts = [file.read_text() for file in files]
-    try:
-        for file, text in zip(files, reversed(texts), strict=True):
-            file.write_text(text)
-        after = table_code()
-    finally:
-        for file, text in zip(files, texts, strict=True):
-            file.write_text(text)
-    assert [n for n in before.tables if before.tables[n] != after.tables[n]] == ["refunds"]
+def test_a_version_can_be_read(before):
+    assert before.tables["raw_orders"].startswith("raw-2-package-1-")
+    kind, number, digest = before.tables["plain"].split("-")
+    assert (kind, number, len(digest)) == ("derived", "1", 12)
+    assert before.table_version("another") == before.version
 
 
-def test_a_module_without_source():
-    with pytest.raises(SettingsError) as raised:
-        SourceFiles().modules_digest(["nowhere"])
-    assert str(raised.value) == (
-        "bad settings: nowhere, which declares a table, has no source file"
+def test_thousands_of_tables_have_their_versions_in_seconds(project):
+    forget_modules()
+    rows = importlib.import_module("shop.rows")
+    tables = {f"t{n}": rows.make_table(f"t{n}", n % 9 + 1) for n in range(400)}
+    started = time.process_time()
+    codes = table_codes(tables)
+    # 6,000 take less than 10 s.
+    assert time.process_time() - started < 400 * 10 / 6000 * 3
+    assert len({code.digest for code in codes.values()}) == 9
+
+
+def test_the_code_of_an_asset_is_what_its_function_reaches(project, code_after):
+    def version() -> str:
+        return asset_version(importlib.import_module("shop.helpers").total)
+
+    forget_modules()
+    old = version()
+    assert old.startswith("asset-1-")
+    code_after(("shop_rules.py", "return amount", "return amount * 2"))
+    assert version() != old
+    assert asset_version(table_codes) == ""
+
+
+def test_a_project_that_is_installed(tmp_path, monkeypatch):
+    """All modules of its distribution count, those of others do not."""
+    installed = tmp_path / "site-packages"
+    write_files(
+        installed,
+        {
+            "wares/__init__.py": "",
+            "wares/tables.py": "import wares_rules\nimport other_library\n\n"
+            "def use():\n    return wares_rules.LIMIT, other_library.LIMIT\n",
+            "wares_rules.py": "LIMIT = 1\n",
+            "other_library.py": "LIMIT = 1\n",
+        },
     )
-    assert asset_version("nowhere") == ""
-
-
-def test_the_old_name_of_the_examples_is_the_same_code(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def digest_import(place: str) -> str:
-        write_files(tmp_path, {"visitors.py": f"from {place}.web_events import VISITS\nVISITS\n"})
-        return SourceFiles().modules_digest(["visitors"])
-
-    old, new = map(digest_import, ("backfill_assets.examples", "backfill_assets_guide.examples"))
-    assert old == new != digest_import("backfill_assets")
+    monkeypatch.syspath_prepend(installed)
+    by_package = {"wares": ["wares"], "wares_rules": ["wares"], "other_library": ["other"]}
+    monkeypatch.setattr(project_source, "distributions", lambda: by_package)
+    project = Project()
+    project.add_declaring("wares.tables")
+    names = ["wares", "wares_rules", "other_library", "numpy", "backfill_assets", "nowhere", ""]
+    assert [project.has(name) for name in names] == [True, True, *[False] * 5]
+    assert project.has("backfill_assets_guide.examples")
+    parts = reach({"use": importlib.import_module("wares.tables").use}, project).parts
+    assert parts["use → LIMIT"] == "1"
+    for name in by_package:
+        for module in [other for other in sys.modules if other.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, module)
 
 
 def test_the_old_name_of_the_examples_is_the_same_module():
@@ -342,380 +819,6 @@ def test_the_old_name_of_the_examples_is_the_same_module():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "backfill_assets_guide.examples now; the old name goes" in result.stderr
-
-
-def test_a_project_that_is_installed(tmp_path, monkeypatch):
-    """All modules of its distribution count, those of others do not."""
-    installed = tmp_path / "site-packages"
-    write_files(
-        installed,
-        {
-            "wares/__init__.py": "",
-            "wares/tables.py": "import wares_rules\nimport other_library\n",
-            "wares_rules.py": "LIMIT = 1\n",
-            "other_library.py": "LIMIT = 1\n",
-        },
-    )
-    monkeypatch.syspath_prepend(installed)
-    by_package = {"wares": ["wares"], "wares_rules": ["wares"], "other_library": ["other"]}
-    monkeypatch.setattr(code_version, "_distributions", lambda: by_package)
-    before = SourceFiles().modules_digest(["wares.tables"])
-    (installed / "other_library.py").write_text("LIMIT = 2\n")
-    assert SourceFiles().modules_digest(["wares.tables"]) == before
-    (installed / "wares_rules.py").write_text("LIMIT = 2\n")
-    assert SourceFiles().modules_digest(["wares.tables"]) != before
-
-
-def test_a_version_can_be_read(project):
-    assert table_versions(TABLES)["raw_orders"] == "raw-2-package-1"
-    kind, number, digest = table_code().tables["spend"].split("-")
-    assert (kind, number, len(digest)) == ("derived", "1", 12)
-    assert table_code().table_version("another") == table_code().version
-
-
-# --- what counts of a source ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def write_project(tmp_path, monkeypatch):
-    """A function that writes files of a project, which replace those of before."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(files: dict[str, str]) -> SourceFiles:
-        write_files(tmp_path, files)
-        importlib.invalidate_caches()
-        return SourceFiles()
-
-    return write
-
-
-#: By what they are: two sources of the same rows.
-SAME_ROWS = {
-    "docstring": ("'''Totals.'''\nx = 1", "x = 1"),
-    "constant that nobody reads": ("x = 1\n...\n'a note'\ny = 2", "x = 1\ny = 2"),
-    "form": ("x = u'a'   # A comment.\ny = (1)", 'x = "a"\ny = 1'),
-    "annotation of a variable": ("x: int = 1", "x = 1"),
-    "annotation alone": ("x: int\ny = 1", "y = 1"),
-    "annotation of a variable in a function": (
-        "def f(a):\n    x: int\n    y: int = a\n    return y",
-        "def f(a):\n    y = a\n    return y",
-    ),
-    "annotations of parameters": (
-        "def f(a: A, /, b: B = 1, *c: C, d: D = 2, **e: E) -> F:\n    return a",
-        "def f(a, /, b=1, *c, d=2, **e):\n    return a",
-    ),
-    "annotations of a coroutine": (
-        "async def f(a: A, /, b: B = 1, *c: C, d: D = 2, **e: E) -> F:\n    x: int = a",
-        "async def f(a, /, b=1, *c, d=2, **e):\n    x = a",
-    ),
-    "annotations in a method": (
-        "class A:\n    def f(self, a: int) -> int:\n        x: int = a\n        y: int\n",
-        "class A:\n    def f(self, a):\n        x = a\n",
-    ),
-    "annotations in a decorated function": (
-        "@f\ndef g(a):\n    x: int = a\n    y: int\n    return x",
-        "@f\ndef g(a):\n    x = a\n    return x",
-    ),
-    "docstring of a class": ("class A:\n    'Rows.'\n    x = 1", "class A:\n    x = 1"),
-    "docstring of a method": (
-        "class A:\n    def f(self):\n        'Rows.'\n        return 1",
-        "class A:\n    def f(self):\n        return 1",
-    ),
-    "within blocks": (
-        "for x in y:\n    'a note'\n    z: int = x\nelse:\n    'a note'\n    w: int = x",
-        "for x in y:\n    z = x\nelse:\n    w = x",
-    ),
-    "within handlers": (
-        "try:\n    x: int = 1\nexcept E:\n    x: int = 2\nfinally:\n    y: int = 3",
-        "try:\n    x = 1\nexcept E:\n    x = 2\nfinally:\n    y = 3",
-    ),
-    "within a match": (
-        "match x:\n    case 1:\n        'one'\n        y: int = 1\n",
-        "match x:\n    case 1:\n        y = 1\n",
-    ),
-    "what type checkers read": (
-        "import typing\nif typing.TYPE_CHECKING:\n    import frames\nx = 1",
-        "import typing\nx = 1",
-    ),
-    "what type checkers read in a function": (
-        "def f():\n    if TYPE_CHECKING:\n        import frames\n    return 1",
-        "def f():\n    return 1",
-    ),
-    "what type checkers do not read": (
-        "if TYPE_CHECKING:\n    import frames\nelif a:\n    x: int = 1\nelse:\n    x: int = 2",
-        "if a:\n    x = 1\nelse:\n    x = 2",
-    ),
-    "place in this package": (
-        "import backfill_assets.orders.tables as t, os",
-        "import backfill_assets.tables.table as t, os",
-    ),
-    "place in this package of a name": (
-        "from backfill_assets.orders.tables import STAGED",
-        "from backfill_assets import STAGED",
-    ),
-    "place of the examples": (
-        "import backfill_assets.examples.a\nfrom backfill_assets.examples import x",
-        "import backfill_assets_guide.examples.a\nfrom backfill_assets_guide.examples import x",
-    ),
-}
-#: By what they are: two sources that may give other rows.
-OTHER_ROWS = {
-    "value": ("x = 1", "x = 2"),
-    "type of a value": ("x = 1", "x = '1'"),
-    "sign of zero": ("x = 0.0", "x = -0.0"),
-    "name": ("x = 1", "y = 1"),
-    "order": ("x = 1\ny = x", "y = x\nx = 1"),
-    "operator": ("x = a + b", "x = a - b"),
-    "default": ("def f(a=1): pass", "def f(a=2): pass"),
-    "kind of a parameter": ("def f(a, /, b): pass", "def f(a, b): pass"),
-    "decorator": ("@f\ndef g(): pass", "@h\ndef g(): pass"),
-    "what a decorator may read": ("@f\ndef g(a: int): pass", "@f\ndef g(a: str): pass"),
-    "what a decorator of a coroutine may read": (
-        "@f\nasync def g(a: int): pass",
-        "@f\nasync def g(a: str): pass",
-    ),
-    "column of a model": ("class A:\n    x: int", "class A:\n    x: str"),
-    "column with a default": ("class A:\n    x: int = 1", "class A:\n    x: str = 1"),
-    "column after a method": (
-        "class A:\n    def f(self): pass\n    x: int",
-        "class A:\n    def f(self): pass\n    x: str",
-    ),
-    "column of a model in a function": (
-        "def f():\n    class A:\n        x: int",
-        "def f():\n    class A:\n        x: str",
-    ),
-    "column in a block": (
-        "class A:\n    if B:\n        x: int",
-        "class A:\n    if B:\n        x: str",
-    ),
-    "call for its effect": ("f()", "pass"),
-    "other condition": ("if CHECKING:\n    x = 1", ""),
-    "other condition of a module": ("if typing.CHECKING:\n    x = 1", ""),
-    "comparison": ("if TYPE_CHECKING == 1:\n    x = 1", ""),
-    "module": ("import one", "import other"),
-    "name of a module": ("import one as x", "import one as y"),
-    "source of a name": ("from one import x", "from other import x"),
-    "this package": ("import backfill_assets", "import backfill_other"),
-    "name of this package": ("from backfill_assets import x", "from backfill_assets import y"),
-    "what begins like this package": (
-        "import backfill_assets_of_others.a",
-        "import backfill_assets_of_others.b",
-    ),
-    "what begins like the examples": (
-        "import backfill_assets.examples_of_others",
-        "import backfill_assets_guide.examples_of_others",
-    ),
-    "level of an import": ("from . import x", "from .. import x"),
-    "import of a sibling": ("from .backfill_assets.a import x", "from .backfill_assets.b import x"),
-}
-
-
-def digest_source(write_project, text: str) -> str:
-    return write_project({"counted.py": text}).modules_digest(["counted"])
-
-
-@pytest.mark.parametrize("sources", SAME_ROWS.values(), ids=SAME_ROWS)
-def test_what_cannot_change_rows_counts_for_nothing(write_project, sources):
-    one, other = (digest_source(write_project, text) for text in sources)
-    assert one == other
-
-
-@pytest.mark.parametrize("sources", OTHER_ROWS.values(), ids=OTHER_ROWS)
-def test_what_can_change_rows_counts(write_project, sources):
-    one, other = (digest_source(write_project, text) for text in sources)
-    assert one != other
-
-
-LASTING = """
-'''Each kind of statement, and of expression.'''
-from __future__ import annotations
-import json as j, os.path
-from . import sibling
-from ..above import Name as Other
-from backfill_assets.orders.tables import STAGED
-
-@j.decorated(1, key="value", *[2], **{"k": None})
-class Model(Other, metaclass=type):
-    column: Decimal(18, 2) = Field(ge=0)
-    other: int
-
-    @property
-    async def method(self, a: int, /, b=1, *c, d=2, **e) -> str:
-        async with a as f, b:
-            await c
-        async for g in d:
-            yield g
-        return f"{e!r:>10} of {self.column}"
-
-def function(x):
-    global y
-    try:
-        y = x[1:2, ...] if x and not y or 1 < x <= 2 else lambda z=1: ~z
-    except (KeyError, ValueError) as error:
-        raise RuntimeError("a") from error
-    else:
-        del y[0]
-    finally:
-        assert x, "text"
-    while True:
-        x += 1
-        if x is None:
-            break
-        elif x in (1, 2.5, 3j, b"bytes", True):
-            continue
-    match x:
-        case {"a": [1, *rest], **others} | Other(b=2) if rest:
-            pass
-        case _:
-            return {n: {m for m in n} for n in x if n}, [*x], (yield from x)
-"""
-
-
-def test_the_version_of_a_project_is_the_same_in_all_releases_and_versions_of_python(write_project):
-    """Else an upgrade makes all days of all tables stale: the code that built them is other code.
-
-    If this fails, tables of a project would be computed again that have the same rows. A digest may
-    change only with a release that says so.
-    """
-    text = {
-        "lasting/__init__.py": "",
-        "lasting/part/__init__.py": "",
-        "lasting/part/all.py": LASTING,
-    }
-    more = {"lasting/part/sibling.py": "x = 1\n", "lasting/above.py": "Name = object\n"}
-    files = write_project({**text, **more, "lasting/rates.csv": "EUR,1\n"})
-    (folder,) = (Path(place) for place in sys.path[:1])
-    depends_on = [folder / "lasting" / "rates.csv", "lasting.above"]
-    assert files.modules_digest(["lasting.part.all"], depends_on) == "c0ea46a91375"
-
-
-# --- which modules count --------------------------------------------------------------------------
-
-PARCELS = {
-    "parcels/__init__.py": "",
-    "parcels/tables/__init__.py": "from .rounding import rounded\n",
-    "parcels/tables/rounding.py": "from decimal import Decimal\n",
-    "parcels/tables/sent.py": """
-import os.path
-import numpy
-import pyspark.sql
-import backfill_assets.orders.tables
-import backfill_assets_guide.examples
-import parcels.weights, parcels_rules as rules
-from . import prices
-from .. import zones
-from ..carriers import rail
-from .deep.down import anything
-from parcels import NAMES, borders
-import nowhere.at_all
-""",
-    "parcels/tables/prices.py": "from .costs import total\n",
-    "parcels/tables/costs.py": "import parcels.tables.prices\n",
-    "parcels/tables/unread.py": "",
-    "parcels/tables/deep/__init__.py": "",
-    "parcels/tables/deep/down/__init__.py": "from .... import top\nfrom . import below\n",
-    "parcels/tables/deep/down/below.py": "",
-    "parcels/weights.py": "def f():\n    import parcels.lazy\n",
-    "parcels/lazy.py": "",
-    "parcels/zones.py": "",
-    "parcels/borders.py": "",
-    "parcels/unread.py": "",
-    "parcels/carriers/__init__.py": "",
-    "parcels/carriers/rail/__init__.py": "",
-    "parcels/carriers/rail.py": "import parcels.unread\n",
-    "parcels/carriers/road.py": "",
-    "parcels_rules.py": "import parcels_folder.inner\n",
-    # A folder without an `__init__.py` is a package as well.
-    "parcels_folder/inner.py": "",
-}
-
-
-def test_all_that_a_module_imports_from_the_project_counts_with_it(write_project):
-    files = write_project(PARCELS)
-    assert files.import_closure(["parcels.tables.sent"]) == {
-        "backfill_assets_guide",
-        "backfill_assets_guide.examples",
-        "parcels",
-        "parcels.tables",
-        "parcels.tables.rounding",
-        "parcels.tables.sent",
-        "parcels.tables.prices",
-        "parcels.tables.costs",
-        "parcels.tables.deep",
-        "parcels.tables.deep.down",
-        "parcels.tables.deep.down.below",
-        "parcels.weights",
-        "parcels.lazy",
-        "parcels.zones",
-        "parcels.borders",
-        "parcels.carriers",
-        "parcels.carriers.rail",
-        "parcels_rules",
-        "parcels_folder.inner",
-    }
-    assert files.import_closure(["parcels.zones", "parcels.borders"]) == {
-        "parcels",
-        "parcels.zones",
-        "parcels.borders",
-    }
-    assert files.import_closure([]) == set()
-
-
-@pytest.mark.parametrize(
-    ("module", "expected"),
-    [
-        ("parcels", True),
-        ("parcels.tables", True),
-        ("parcels.tables.sent", True),
-        ("parcels_rules", True),
-        ("parcels_folder", False),
-        ("parcels_folder.inner", True),
-        ("parcels_rules.inner", False),
-        ("parcels.nowhere", False),
-        ("nowhere", False),
-        ("", False),
-        ("sys", False),
-        ("json.decoder", False),
-        ("numpy", False),
-        ("pyspark.sql", False),
-        ("backfill_assets.orders.tables", False),
-        ("backfill_assets_guide.examples.customers", True),
-        ("backfill_assets.examples.customers", True),
-        ("parcels_compiled", False),
-        ("parcels_native", False),
-    ],
-)
-def test_the_project_is_what_is_neither_installed_nor_this_package(write_project, module, expected):
-    compiled = {"parcels_compiled.pyc": "", f"parcels_native{EXTENSION_SUFFIXES[0]}": ""}
-    assert write_project({**PARCELS, **compiled}).has_source(module) is expected
-
-
-@pytest.mark.parametrize("library", ["pyspark", "py4j"])
-def test_the_libraries_of_a_spark_distribution_are_not_the_project(
-    write_project, monkeypatch, library
-):
-    """They are on the path, outside of `site-packages`."""
-    monkeypatch.delitem(sys.modules, library)
-    assert not write_project({f"{library}/__init__.py": ""}).has_source(library)
-
-
-@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
-def test_what_is_installed_is_not_the_project(tmp_path, monkeypatch, folder):
-    write_files(tmp_path / folder, {"bought.py": ""})
-    monkeypatch.syspath_prepend(tmp_path / folder)
-    assert not SourceFiles().has_source("bought")
-
-
-def test_a_script_that_declares_tables_is_a_module(tmp_path, monkeypatch):
-    script = ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", script)
-    assert not SourceFiles().has_source("__main__")
-    write_files(tmp_path, {"script.py": "x = 1\n"})
-    script.__file__ = str(tmp_path / "script.py")
-    assert SourceFiles().has_source("__main__")
-    version = asset_version("__main__")
-    write_files(tmp_path, {"script.py": "x = 2\n"})
-    assert asset_version("__main__") != version
 
 
 # --- git ------------------------------------------------------------------------------------------

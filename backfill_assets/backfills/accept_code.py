@@ -20,7 +20,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
-from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.code_version import Code, format_code_change
 
 _ATTEMPTS = 10
 
@@ -40,6 +40,7 @@ class AcceptedCode:
         versions: their previous code versions.
         version: the table's version of the acceptance; None if there was nothing to accept.
         run_id: names the acceptance, for example for an undo; empty if there was nothing to accept.
+        differences: by what the previous versions differ from the present one, as far as known.
     """
 
     table: str
@@ -48,6 +49,7 @@ class AcceptedCode:
     versions: frozenset[str] = frozenset()
     version: int | None = None
     run_id: str = ""
+    differences: Sequence[str] = ()
 
 
 def days_by_other_code(ledger: Ledger, code: Code, window: Window | None = None) -> list[date]:
@@ -80,7 +82,7 @@ def accept_code(
     """
     ledger = read_ledgers(deployment)[table]
     days = days_by_other_code(ledger, code, window)
-    verified = _verify_sample(deployment, defs, ledger, days, sample_days)
+    verified = _verify_sample(deployment, defs, ledger, days, sample_days, code)
     for _ in range(_ATTEMPTS):
         if not days:
             return AcceptedCode(table, ())
@@ -93,7 +95,10 @@ def accept_code(
             raise AcceptanceRefusedError(f"{error} The code was not accepted.") from error
         if version is not None:
             versions = frozenset(ledger.latest[day].code_version for day in days)
-            return AcceptedCode(table, days, verified, versions, version, record["run_id"])
+            differences = _find_differences(ledger, days, code)
+            return AcceptedCode(
+                table, days, verified, versions, version, record["run_id"], differences
+            )
         current = read_ledger(deployment.table_url(table), ledger.table)
         # Days that another run has published meanwhile are not part of this acceptance.
         unchanged = [day for day in days if current.latest.get(day) == ledger.latest[day]]
@@ -105,12 +110,21 @@ def accept_code(
     )
 
 
+def _find_differences(ledger: Ledger, days: Sequence[date], code: Code) -> list[str]:
+    """By what the code that made days differs from the present one, as far as it is on record."""
+    parts = code.parts.get(ledger.table.name, {})
+    versions = sorted({ledger.latest[day].code_version for day in days})
+    changes = [format_code_change(ledger.code_parts.get(old, {}), parts) for old in versions]
+    return [*filter(None, changes)]
+
+
 def _verify_sample(
     deployment: Deployment,
     defs: dg.Definitions,
     ledger: Ledger,
     days: Sequence[date],
     sample_days: int,
+    code: Code,
 ) -> list[date]:
     """Recompute a sample of days from their published inputs; returns the days that match.
 
@@ -130,9 +144,11 @@ def _verify_sample(
     ]
     if changed := [result for result in results if result.outcome is not VerifyOutcome.MATCHES]:
         text = "; ".join(f"{table}[{result.day}]: {result}" for result in changed)
+        differences = "; ".join(_find_differences(ledger, days, code))
+        told = f" What differs in the code: {differences}." if differences else ""
         raise AcceptanceRefusedError(
-            f"{table} has other rows by the present code: {text}. The code was not accepted, and "
-            "nothing was written; the days count as made by other code. Launch them as a "
+            f"{table} has other rows by the present code: {text}.{told} The code was not accepted, "
+            "and nothing was written; the days count as made by other code. Launch them as a "
             "backfill, or put the code back."
         )
     if sample and not results:

@@ -169,9 +169,11 @@ def _format_result(result: AcceptedCode) -> str:
     if not result.days:
         return f"{result.table}: no day is made by other code"
     proof = f"computed anew with the same rows: {format_ranges(result.verified)}"
+    differences = f"; what differs: {'; '.join(result.differences)}" if result.differences else ""
     return (
         f"{result.table} [{format_ranges(result.days)}] counts as made by the present code "
-        f"(version {result.version}); {proof if result.verified else 'nothing was computed anew'}. "
+        f"(version {result.version}); {proof if result.verified else 'nothing was computed anew'}"
+        f"{differences}. "
         f"`backfill-assets undo {result.run_id}` takes that back"
     )
 

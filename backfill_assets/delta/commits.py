@@ -36,6 +36,7 @@ from backfill_assets.settings import UNDO_DAYS, Settings
 from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import gather_rows, read_observation
 from backfill_assets.spark.session import SPARK_ERRORS, Engine, commit_session
+from backfill_assets.tables.code_version import parts_of_version
 from backfill_assets.tables.table import Table
 
 #: Delta's names of commit conflicts; over Spark Connect only the error message has them.
@@ -192,7 +193,8 @@ class Writer:
         if current is None:
             return None
         try:
-            return self.commit_files(files, days, _commit_metadata(metadata, days), current)
+            full_metadata = _commit_metadata(metadata, days, current)
+            return self.commit_files(files, days, full_metadata, current)
         except (DeltaError, OSError) as error:
             raise self._to_publish_error(days, error) from error
 
@@ -285,7 +287,7 @@ class Writer:
         current = self._prepare_table(since, days)
         if current is None:
             return None
-        full_metadata = _commit_metadata(metadata, days)
+        full_metadata = _commit_metadata(metadata, days, current)
         # Delta skips a write whose transaction number is not above the last one: so the commit
         # fails if one of ours came in between. The last number is taken from the snapshot of the
         # ledger, as records may be missing.
@@ -385,11 +387,17 @@ class Writer:
                 self.spark.catalog.dropTempView(view)
 
 
-def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
+def _commit_metadata(
+    metadata: Mapping[str, Any], days: Sequence[date], since: Ledger
+) -> dict[str, Any]:
+    """The record of a commit; the first one by a code version tells what that is made of."""
+    version = metadata["code_version"]
+    parts = {} if version in since.code_parts else parts_of_version(version)
     return {
         **metadata,
         "days": [str(w) for w in partitions.to_windows(days)],
         "commit_id": uuid4().hex,
+        **({"code_parts": parts} if parts else {}),
     }
 
 

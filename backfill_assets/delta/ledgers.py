@@ -91,6 +91,12 @@ class Ledger:
         return {day: record.for_day(day) for day, record in by_day.items()}
 
     @cached_property
+    def code_parts(self) -> Mapping[str, Mapping[str, str]]:
+        """What code versions are made of, by version; those of earlier releases are not known."""
+        records = (record for record in self.records if record.code_parts)
+        return {record.code_version: record.code_parts for record in records}
+
+    @cached_property
     def failed_days(self) -> set[date]:
         """The days that the last commit about them could not publish."""
         failed: set[date] = set()

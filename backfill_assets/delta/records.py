@@ -142,6 +142,8 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         failed_days: days that the run could not publish, with the reason.
         release: version of the code of all tables together; empty if not recorded.
         package: release of this package; empty if not recorded.
+        code_parts: of the first commit by a code version, what that is made of; see
+            `code_version.Code`.
     """
 
     version: int
@@ -167,6 +169,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
     failed_days: Mapping[date, str] = msgspec.field(default_factory=dict)
     release: str = ""
     package: str = ""
+    code_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def reason_for_day(self, day: date) -> str:
         """Why a day was computed; empty if not recorded."""
@@ -421,6 +424,7 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     not_published: dict[date, Any] = msgspec.field(default_factory=dict)
     release: str = ""
     package: str = ""
+    code_parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -576,6 +580,7 @@ def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
         failed_days={day: str(reason) for day, reason in encoded.not_published.items()},
         release=encoded.release,
         package=encoded.package,
+        code_parts=encoded.code_parts,
     )
 
 

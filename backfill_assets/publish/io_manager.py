@@ -390,9 +390,9 @@ class DataFrameIOManager(DeltaIOManager):
         assets = [*assets]
         self._asset_tables |= tables_of_assets(assets)
         for asset in assets:
-            function = getattr(getattr(asset, "node_def", None), "compute_fn", None)
-            module = getattr(getattr(function, "decorated_fn", None), "__module__", "")
-            if version := asset_version(module):
+            compute = getattr(getattr(asset, "node_def", None), "compute_fn", None)
+            function = getattr(compute, "decorated_fn", None)
+            if function and (version := asset_version(function)):
                 self.code_versions.update(dict.fromkeys(tables_of_assets([asset]), version))
         return self
 

@@ -16,6 +16,7 @@ from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
+from backfill_assets.tables.code_version import format_code_change, parts_of_version
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
@@ -62,12 +63,18 @@ def recompute_reason(
         ]
         reasons.append(input_change or new_input_reason([*newer, *ledger.changed_references(day)]))
     if latest.code_version != code_version:
-        reasons.append("other code")
+        reasons.append(other_code_reason(ledger, latest.code_version, code_version))
     if latest.made_under(day) != config_digest:
         reasons.append("other settings")
     if rewrite and not reasons:
         reasons.append(input_change or REQUESTED)
     return "; ".join(reasons) or None
+
+
+def other_code_reason(ledger: Ledger, old: str, new: str) -> str:
+    """Return the reason for another code version, with what differs between both if known."""
+    differences = format_code_change(ledger.code_parts.get(old, {}), parts_of_version(new))
+    return f"other code: {differences}" if differences else "other code"
 
 
 def new_input_reason(names: Sequence[str]) -> str:

@@ -2,28 +2,49 @@
 
 It has two parts. `ROWS_VERSION` stands for the code of this package: it is raised by hand when a
 release gives other rows for the same input; a test compares the rows of every kind of table.
-The digest stands for the code of the project that declares the table: the modules of its function
-and its model, and the modules of the project that these import, over a normalized syntax tree.
+The digest stands for the project that declares the table: the fields of the declaration that decide
+rows, and what its functions reach, see `reached_code`.
 """
 
-import ast
+import dataclasses
 import hashlib
 import importlib.metadata
-import importlib.util
+import re
 import subprocess
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pandera.pyspark as pa
+
+from backfill_assets.calendar.reach import Reach
 from backfill_assets.settings import Settings, SettingsError
-from backfill_assets.spark.processes import pause_gc
+from backfill_assets.tables.columns import (
+    Forbidden,
+    gap_of,
+    holds_json,
+    nullable_bounds,
+    renamed_from,
+    sql_conditions,
+)
+from backfill_assets.tables.derived import (
+    Conserved,
+    Corrections,
+    Current,
+    Derived,
+    Published,
+    Reads,
+)
 from backfill_assets.tables.graph import tables_of
+from backfill_assets.tables.model_metadata import metadata_of
+from backfill_assets.tables.project_source import DeadEndError, Project, distributions
+from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
+from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
 
 #: By kind of table, the version of the rows that this package computes. Raise a number if, and only
 #: if, a change of this package gives other rows of that kind for the same input; `package` stands
@@ -43,13 +64,68 @@ ROWS_VERSION: Mapping[str, int] = {
     "package": 1,
 }
 
-_PACKAGE = Path(__file__).parents[1]
-#: In the same distribution as this package, but it counts as a project.
-_GUIDE = "backfill_assets_guide"
-#: Libraries that a Spark distribution puts on the path outside of `site-packages`.
-_SPARK_LIBRARIES = ("pyspark", "py4j")
-_DIGEST_LENGTH = 12
+_PACKAGE = __name__.partition(".")[0]
+_DIGEST = re.compile(r"[0-9a-f]{12}|[0-9a-f]{64}")
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
+
+#: By declaration, the fields that decide rows, or whether they are published; each is a part of the
+#: code version of the table.
+_TABLE = ("model", "forbidden", "depends_on")
+DECIDING: Mapping[type, tuple[str, ...]] = {
+    Source: (
+        *("name", "lines", "key", "event_time", "version_time", "amount", "start"),
+        *("window_days", "late_lines", "arrives_after", "delimiter", "timezone", "ambiguous"),
+    ),
+    SourceTable: ("source",),
+    Derived: (
+        *(*_TABLE, "transform", "reads", "unpartitioned", "published", "answers"),
+        *("conserved", "version"),
+    ),
+    Current: ("base", "source"),
+    Corrections: ("model",),
+    Table: _TABLE,
+    Reads: ("table", "reach", "as_known", "each_row_once"),
+    Published: ("table", "reach"),
+    Answers: ("lookup", "of"),
+    Conserved: ("parameter", "column", "total"),
+    Forbidden: ("name", "find"),
+    Unpartitioned: ("name", "url"),
+    Lookup: ("name", "model", "request", "path", "url", "read", "none_at"),
+}
+#: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
+#: settings have a digest of their own; what follows from the model counts with it.
+_FROM_MODEL = (
+    *("partition", "key", "totals", "notices", "counts", "drift", "skew", "rules", "merges"),
+    "schema_version",
+)
+_TABLE_OTHERS = ("name", "modules", "decided_by", "inputs", "frozen", "retired", *_FROM_MODEL)
+OTHERS: Mapping[type, tuple[str, ...]] = {
+    Source: ("hourly", "named", "declared_in"),
+    SourceTable: (*_TABLE, *_TABLE_OTHERS, "role"),
+    Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
+    Current: (*_TABLE, *_TABLE_OTHERS),
+    Corrections: ("forbidden", "depends_on", *_TABLE_OTHERS, "facts", "current"),
+    Table: _TABLE_OTHERS,
+    Reads: (),
+    Published: (),
+    Answers: (),
+    Conserved: (),
+    Forbidden: ("description",),
+    Unpartitioned: (),
+    Lookup: (
+        *("quota", "secret", "header", "reserve", "pool", "connections", "timeout", "tries"),
+        "patience",
+    ),
+}
+#: The options in the metadata of a model that decide rows, and those that only count or warn.
+DECIDING_METADATA = ("partition", "key", "totals", "rules", "notices", "merge", "schema_version")
+OTHER_METADATA = ("drift", "skew", "counts")
+#: Fields of a source, and the settings: they decide only the tables that the setting decides.
+_LATE_DATA = {
+    "window_days": "window_days",
+    "arrives_after": "window_days",
+    "late_lines": "late_lines",
+}
 
 
 @dataclass(frozen=True)
@@ -61,12 +137,15 @@ class Code:
         commit: the git commit that is checked out; empty if unknown.
         dirty: whether the source differs from that commit; None if unknown.
         tables: the code version by table.
+        parts: by table, what its version is made of: by function, constant or field, its value or a
+            digest.
     """
 
     version: str
     commit: str = ""
     dirty: bool | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
     def table_version(self, table: str) -> str:
         """The code version of a table; that of all tables, if the table is not declared."""
@@ -80,381 +159,244 @@ class Code:
 
 
 def running_code(settings: Settings) -> Code:
-    """The code of a deployment's tables, as it is on disk now.
+    """The code of a deployment's tables, as it was imported.
 
     Raises:
-        SettingsError: a module that declares a table has no source file.
+        SettingsError: what a table reaches cannot be followed, or a dependency is missing.
     """
-    versions = table_versions(tables_of(settings))
+    tables = table_codes(tables_of(settings))
+    versions = {name: code.digest for name, code in tables.items()}
     commit, dirty = git_state(settings.git_commit, _declaring_package(settings.tables))
-    return Code(_version_of_all(versions), commit, dirty, versions)
+    parts = {name: code.parts for name, code in tables.items()}
+    return Code(_version_of_all(versions), commit, dirty, versions, parts)
 
 
-def table_versions(tables: Mapping[str, Table]) -> dict[str, str]:
-    """The code version of each table, by name.
+def table_codes(tables: Mapping[str, Table]) -> dict[str, ReachedCode]:
+    """The code version of each table and its parts, by name.
 
     Raises:
-        SettingsError: a module that declares a table, or a dependency in `depends_on`, is missing.
+        SettingsError: what a table reaches cannot be followed, or a dependency is missing.
     """
-    files = SourceFiles()
-    return {name: _table_version(table, files) for name, table in tables.items()}
+    project = Project()
+    for table in tables.values():
+        for module in table.modules:
+            project.add_declaring(module)
+    codes = {name: _table_code(table, project) for name, table in tables.items()}
+    _PARTS.update({code.digest: code.parts for code in codes.values()})
+    return codes
 
 
-def asset_version(module: str) -> str:
-    """The code version of an ordinary asset; empty if the module has no source in a project."""
-    files = SourceFiles()
-    if not files.has_source(module):
+def asset_version(function: Callable[..., Any]) -> str:
+    """The code version of an ordinary asset; empty if its function is not of a project.
+
+    Raises:
+        SettingsError: what it reaches cannot be followed.
+    """
+    project = Project()
+    module = getattr(function, "__module__", "")
+    if not project.has(module):
         return ""
-    return f"asset-{ROWS_VERSION['asset']}-{files.modules_digest([module])}"
+    code = _reach(function.__name__, {"function": function}, project, ())
+    return f"asset-{ROWS_VERSION['asset']}-{code.digest}"
 
 
 def rows_version(table: Table) -> str:
     """The part of a table's code version that stands for the code of this package."""
     version = f"{table.kind}-{ROWS_VERSION[table.kind]}"
-    if any(_is_of_this_package(module) for module in table.modules):
+    if any(module.partition(".")[0] == _PACKAGE for module in table.modules):
         version += f"-package-{ROWS_VERSION['package']}"
-    return version
-
-
-def _table_version(table: Table, files: "SourceFiles") -> str:
-    version = rows_version(table)
-    own_modules = [module for module in table.modules if not _is_of_this_package(module)]
-    if own_modules or table.depends_on:
-        version += f"-{files.modules_digest(own_modules, table.depends_on)}"
     return version
 
 
 def _version_of_all(versions: Mapping[str, str]) -> str:
     text = "\n".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return f"tables-{_text_digest(text)}"
+    return f"tables-{text_digest(text)}"
 
 
-def _text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+#: By code version that was computed in this process, what it is made of.
+_PARTS: dict[str, Mapping[str, str]] = {}
+#: The most differences of two versions that a message names.
+_MOST_DIFFERENCES = 3
 
 
-# --- the source of a project ----------------------------------------------------------------------
+def parts_of_version(version: str) -> Mapping[str, str]:
+    """What a code version of this process is made of; empty if it is another one."""
+    return _PARTS.get(version, {})
 
 
-@dataclass(frozen=True)
-class _Module:
-    text: str
-    imports: frozenset[str]
+def format_code_change(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """The parts that differ between two code versions: `summarize → RATE: 0.21 → 0.19`.
 
-
-class SourceFiles:
-    """The source files of the project that declares tables, each parsed once.
-
-    The project is all that is neither in the standard library, nor in this package, nor installed
-    from another distribution.
+    Empty if one of them is not known.
     """
-
-    def __init__(self) -> None:
-        self._modules: dict[str, _Module | None] = {}
-        self._project_packages: dict[str, bool] = {}
-        self._distributions: set[str] = set()
-
-    def modules_digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
-        """A digest of modules (full names), their imports from the project, and `depends_on`.
-
-        Raises:
-            SettingsError: a module or file is missing.
-        """
-        declared = {*modules}
-        for module in declared:
-            self._add_distribution(module)
-        texts = []
-        for dependency in depends_on:
-            if isinstance(dependency, Path):
-                texts.append(f"file {_file_digest(dependency)}")
-            elif self._load_module(dependency) is not None:
-                declared.add(dependency)
-            else:
-                texts.append(f"{dependency} {_installed_version(dependency)}")
-        for module in declared:
-            if self._load_module(module) is None:
-                raise SettingsError(
-                    f"bad settings: {module}, which declares a table, has no source file"
-                )
-        # With the names: if two modules swap their contents, rows may change.
-        sources = {name: self._load_module(name) for name in self.import_closure(declared)}
-        texts += [f"{name} {module.text}" for name, module in sources.items() if module]
-        return _text_digest("\n".join(sorted(texts)))
-
-    def has_source(self, module: str) -> bool:
-        """Whether a module belongs to the project, and its source can be read."""
-        return bool(module) and self._load_module(module) is not None
-
-    def import_closure(self, modules: Iterable[str]) -> set[str]:
-        """The modules, and those of the project that they import, directly or indirectly."""
-        closure: set[str] = set()
-        remaining = {*modules}
-        while remaining:
-            closure |= remaining
-            imports = (m.imports for name in remaining if (m := self._load_module(name)))
-            remaining = {name for names in imports for name in names if self._load_module(name)}
-            remaining -= closure
-        return closure
-
-    def _add_distribution(self, module: str) -> None:
-        """Count all packages of an installed module's distribution as the project."""
-        top = module.partition(".")[0]
-        if top in self._project_packages:
-            return
-        self._project_packages[top] = True
-        if any(map(_is_installed, _module_paths(top))):
-            by_package = _distributions()
-            self._distributions |= {*by_package.get(top, ())}
-            for other, names in by_package.items():
-                if self._distributions & {*names}:
-                    self._project_packages[other] = True
-
-    def _is_project(self, module: str) -> bool:
-        """Return whether a module's source counts for code versions; this package's does not."""
-        top = module.partition(".")[0]
-        if top in (_PACKAGE.name, _GUIDE):
-            return top == _GUIDE
-        if top not in self._project_packages:
-            paths = [] if top in _SPARK_LIBRARIES else _module_paths(top)
-            self._project_packages[top] = bool(paths) and not any(map(_is_installed, paths))
-        return self._project_packages[top]
-
-    def _load_module(self, name: str) -> _Module | None:
-        """A module of the project; None if it is not one, or has no source."""
-        name = _current_name(name)
-        if name not in self._modules:
-            file = _source_file(name) if self._is_project(name) else None
-            self._modules[name] = None if file is None else _parse_module(name, file)
-        return self._modules[name]
+    if not old or not new:
+        return ""
+    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    texts = [_format_part_change(name, old.get(name), new.get(name)) for name in names]
+    more = [f"and {len(texts) - _MOST_DIFFERENCES} more"] * (len(texts) > _MOST_DIFFERENCES)
+    return ", ".join([*texts[:_MOST_DIFFERENCES], *more])
 
 
-def _module_paths(top: str) -> list[Path]:
-    """The folders of a package, or the file of a top-level module; empty if built in."""
+def _format_part_change(name: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return f"{name} is {'new' if old is None else 'gone'}"
+    if _DIGEST.fullmatch(old) or _DIGEST.fullmatch(new):
+        return name
+    return f"{name}: {old} → {new}"
+
+
+#: The code of tables that are imported, which does not change in a process, and `depends_on`.
+_REACHED: dict[int, tuple[Table, ReachedCode]] = {}
+
+
+def _table_code(table: Table, project: Project) -> ReachedCode:
+    modules = tuple(name for name in table.depends_on if isinstance(name, str))
+    own_modules = tuple(name for name in modules if project.has(name))
+    if _REACHED.get(id(table), (None,))[0] is not table:
+        code = _reach(table.name, _declaration_fields(table), project, own_modules)
+        _REACHED[id(table)] = table, code
+    code = _REACHED[id(table)][1]
+    files = {
+        f"depends_on {getattr(dependency, 'name', dependency)}": _dependency_text(dependency)
+        for dependency in table.depends_on
+        if dependency not in own_modules
+    }
+    digest = text_digest("\n".join([code.digest, *files.values()])) if files else code.digest
+    rows = rows_version(table)
+    parts = {"rows of this package": rows, **code.parts, **files}
+    return ReachedCode(f"{rows}-{digest}", parts)
+
+
+def _reach(
+    name: str, roots: Mapping[str, Any], project: Project, counted_names: tuple[str, ...]
+) -> ReachedCode:
     try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:  # `__main__` of a script
-        file = getattr(sys.modules.get(top), "__file__", None)
-        return [Path(file)] if file else []
-    if spec is None:
-        return []
-    if spec.submodule_search_locations is not None:
-        return [*map(Path, spec.submodule_search_locations)]
-    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+        counted = [_import_dependency(module) for module in counted_names]
+        modules = {f"depends_on {module.__name__}": module for module in counted}
+        listed = reach(modules, project, declare=declare, by_source=True) if modules else None
+        code = reach(roots, project, counted_modules=counted, declare=declare)
+    except DeadEndError as error:
+        raise SettingsError(f"bad settings: {name}: {error}") from error
+    if listed is None:
+        return code
+    return ReachedCode(text_digest(code.digest + listed.digest), {**code.parts, **listed.parts})
 
 
-def _is_installed(place: Path) -> bool:
-    if {"site-packages", "dist-packages"} & {*place.parts}:
-        return True
-    return place.is_relative_to(sysconfig.get_path("stdlib"))
+# --- declarations ---------------------------------------------------------------------------------
 
 
-def _source_file(module: str) -> Path | None:
-    """The source file of a module, found without importing it; None if it has none."""
-    top, *inner = module.split(".")
-    for folder in _module_paths(top):
-        path = folder.joinpath(*inner)
-        candidates = [path / "__init__.py", path.with_suffix(".py")] if folder.is_dir() else [path]
-        for file in candidates:
-            if file.suffix == ".py" and file.is_file():
-                return file
+def declare(value: object) -> object:
+    """What stands for a declaration in the digest of what reaches it; None if it is none."""
+    if isinstance(value, type) and issubclass(value, pa.DataFrameModel):
+        return _model_fields(value)
+    if isinstance(value, Table | Source):
+        return _declaration_fields(value)
+    if type(value) in DECIDING:
+        defaults = _defaults(type(value))
+        parts = {name: getattr(value, name) for name in DECIDING[type(value)]}
+        return {n: _input_name(v) for n, v in parts.items() if v != defaults.get(n)}
+    if isinstance(value, Reach | Quota):
+        return repr(value)
     return None
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    """The installed distributions by top-level module; cached, as it takes 0.2 s."""
-    return importlib.metadata.packages_distributions()
+def _declaration_fields(value: Table | Source) -> dict[str, Any]:
+    """The fields of a table or source that decide rows, in parts that can be told apart."""
+    cls = type(value) if type(value) in DECIDING else Table
+    fields: dict[str, Any] = {}
+    for name in DECIDING[cls]:
+        part = getattr(value, name)
+        if name == "model":
+            fields |= _model_fields(part)
+        elif name == "lines":
+            fields |= {f"lines {n}": v for n, v in _model_fields(part).items()}
+        elif name in ("reads", "unpartitioned", "published", "answers"):
+            fields |= {f"{name} {parameter}": read for parameter, read in part.items()}
+        elif name == "source":
+            settings = getattr(value, "decided_by", ())
+            late_data = {name for name, setting in _LATE_DATA.items() if setting not in settings}
+            source = _declaration_fields(part)
+            fields |= {f"source {n}": v for n, v in source.items() if n not in late_data}
+        elif name == "base":
+            fields |= _declaration_fields(part)
+        elif name != "depends_on" and part != _defaults(cls).get(name):
+            fields[name] = part
+    return fields
 
 
-def _installed_version(module: str) -> str:
-    for name in _distributions().get(module.partition(".")[0], ()):
+def _defaults(cls: type) -> Mapping[str, Any]:
+    """The defaults of a declaration: a field that a later release adds changes no version."""
+    return {part.name: part.default for part in dataclasses.fields(cls)}
+
+
+def _input_name(value: object) -> object:
+    """The name of an input: its code is not that of the table which reads it."""
+    return f"table {value.name}" if isinstance(value, Table) else value
+
+
+def _model_fields(model: type[pa.DataFrameModel]) -> dict[str, Any]:
+    metadata = metadata_of(model)
+    fields = {name: metadata[name] for name in DECIDING_METADATA if metadata.get(name)}
+    if rules := metadata.get("rules"):
+        fields["rules"] = {name: rule[0] for name, rule in rules.items()}
+    if notices := metadata.get("notices"):
+        fields["notices"] = [*notices]
+    columns = dict(model.to_schema().columns)
+    return {
+        **{f"column {name}": _column_fields(name, column) for name, column in columns.items()},
+        **fields,
+    }
+
+
+def _column_fields(name: str, column: Any) -> list[Any]:
+    """What decides the values of a column, or whether a day with them is published."""
+    gap = gap_of(column)
+    fields = [
+        column.dtype.type,
+        bool(column.nullable),
+        [*sql_conditions(name, column).values()],
+        nullable_bounds(column).error if column.nullable else None,
+        holds_json(column),
+        renamed_from(column),
+        gap and (gap.since, gap.default),
+    ]
+    while fields and not fields[-1]:
+        fields.pop()
+    return fields
+
+
+# --- dependencies ---------------------------------------------------------------------------------
+
+
+def _import_dependency(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise SettingsError(f"bad settings: depends_on={module!r}: {error}") from error
+
+
+def _dependency_text(dependency: str | Path) -> str:
+    """What stands for a data file, a folder of files, or a library that decides rows."""
+    if isinstance(dependency, Path):
+        return _files_digest(dependency)
+    for name in distributions().get(dependency.partition(".")[0], ()):
         return importlib.metadata.version(name)
     raise SettingsError(
-        f"bad settings: depends_on={module!r}: it is neither a module of the project nor one of an "
-        "installed distribution"
+        f"bad settings: depends_on={dependency!r}: it is neither a module of the project nor one "
+        "of an installed distribution"
     )
 
 
-def _file_digest(file: Path) -> str:
+def _files_digest(path: Path) -> str:
+    """A digest of a file; of a folder, of all files in it and their names."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        if not path.is_dir():
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        lines = [f"{file.relative_to(path).as_posix()} {_files_digest(file)}" for file in files]
     except OSError as error:
-        raise SettingsError(f"bad settings: depends_on={str(file)!r}: {error.strerror}") from error
-
-
-# --- normalized source ----------------------------------------------------------------------------
-
-
-def _parse_module(module: str, file: Path) -> _Module:
-    """Return the normalized source of a module and its imports; the module is not imported."""
-    # Python 3.11 fails if a finalizer prints a traceback while `ast.parse` runs.
-    with pause_gc():
-        tree = ast.parse(file.read_bytes(), str(file))
-        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        statements = [*_Normalizer().normalized_statements(tree.body)]
-        imports = {*_with_parents(package), *_imported_modules(module, package, statements)}
-        return _Module("".join(_serialize_tree(statements)), frozenset(imports))
-
-
-class _Normalizer(ast.NodeTransformer):
-    """Drops what cannot change rows: docstrings, annotations, code only for type checkers.
-
-    The annotations of a decorated function stay, as its decorator may read them: `table` takes the
-    inputs from them. Annotations in the body of a class stay too: they are the columns of a model.
-    """
-
-    _in_class = False
-
-    def normalized_statements(self, body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-        """The statements that can change rows, each normalized."""
-        for statement in body:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue
-            if isinstance(statement, ast.If) and _is_type_checking(statement.test):
-                yield from self.normalized_statements(statement.orelse)
-                continue
-            if (normalized := self.visit(statement)) is not None:
-                yield normalized
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Normalize the blocks and the expressions of a node."""
-        for name, value in ast.iter_fields(node):
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                setattr(node, name, [*self.normalized_statements(value)])
-            elif isinstance(value, list):
-                setattr(node, name, [self._visit_value(item) for item in value])
-            else:
-                setattr(node, name, self._visit_value(value))
-        return node
-
-    def _visit_value(self, value: Any) -> Any:
-        return self.visit(value) if isinstance(value, ast.AST) else value
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """Normalize a class, and keep its annotations."""
-        return self._visit_scope(node, in_class=True)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Normalize a function; drop its annotations, unless a decorator may read them."""
-        if not node.decorator_list:
-            _drop_annotations(node)
-        return self._visit_scope(node, in_class=False)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        """As `visit_FunctionDef`."""
-        if not node.decorator_list:
-            _drop_annotations(node)
-        return self._visit_scope(node, in_class=False)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        """Make an annotated variable an assignment, or drop it; unchanged in a class."""
-        if self._in_class:
-            return self.generic_visit(node)
-        if node.value is None:
-            return None
-        return self.generic_visit(ast.Assign(targets=[node.target], value=node.value))
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        """Replace a module of this package by the package: moving a name changes no rows."""
-        if not node.level:
-            node.module = _normalized_name(node.module or "")
-        return node
-
-    def visit_Import(self, node: ast.Import) -> ast.AST:
-        """As `visit_ImportFrom`."""
-        for alias in node.names:
-            alias.name = _normalized_name(alias.name)
-        return node
-
-    def _visit_scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
-        outer, self._in_class = self._in_class, in_class
-        try:
-            return self.generic_visit(node)
-        finally:
-            self._in_class = outer
-
-
-def _current_name(module: str) -> str:
-    """The name of a module; of one of the examples the present one, if it is given by the old."""
-    old = f"{_PACKAGE.name}.examples"
-    is_old = module == old or module.startswith(f"{old}.")
-    return module.replace(_PACKAGE.name, _GUIDE, 1) if is_old else module
-
-
-def _normalized_name(module: str) -> str:
-    """The name of an imported module in a digest: the package for all modules of this one."""
-    module = _current_name(module)
-    return _PACKAGE.name if _is_of_this_package(module) else module
-
-
-def _is_of_this_package(module: str) -> bool:
-    return module.partition(".")[0] == _PACKAGE.name
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
-    return name == "TYPE_CHECKING"
-
-
-def _drop_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    node.returns = None
-    arguments = node.args
-    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    for argument in [*parameters, arguments.vararg, arguments.kwarg]:
-        if argument is not None:
-            argument.annotation = None
-
-
-def _serialize_tree(value: Any) -> Iterator[str]:
-    """A syntax tree as text that is the same in all versions of Python, unlike `ast.dump`."""
-    if isinstance(value, list):
-        yield "["
-        for item in value:
-            yield from _serialize_tree(item)
-            yield ","
-        yield "]"
-    elif isinstance(value, ast.AST):
-        yield f"{type(value).__name__}("
-        for name, child in ast.iter_fields(value):
-            # Whether a name is read or written follows from where it is.
-            if child is None or child == [] or name in ("ctx", "kind", "type_comment"):
-                continue
-            yield f"{name}="
-            yield from _serialize_tree(child)
-        yield ")"
-    else:
-        yield repr(value)
-
-
-def _imported_modules(module: str, package: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """The modules that normalized statements import, with the packages that contain them."""
-    for node in (node for statement in statements for node in ast.walk(statement)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if node.level else []
-            parts = parts[: len(parts) - node.level + 1] if node.level else []
-            source = ".".join([*parts, *([node.module] if node.module else [])])
-            yield from _with_parents(source)
-            for alias in node.names:
-                yield f"{source}.{alias.name}"
-                yield from _lazy_module(module, source, alias)
-
-
-def _with_parents(module: str) -> Iterator[str]:
-    """A module, and the packages whose `__init__.py` runs before it."""
-    parts = module.split(".")
-    return (".".join(parts[: n + 1]) for n in range(len(parts)))
-
-
-def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
-    """The module of a name that a package provides by its own `__getattr__`."""
-    if not hasattr(sys.modules.get(source), "__getattr__"):
-        return
-    value = getattr(sys.modules.get(module), alias.asname or alias.name, None)
-    if isinstance(name := getattr(value, "__module__", None), str):
-        yield from _with_parents(name)
+        raise SettingsError(f"bad settings: depends_on={str(path)!r}: {error.strerror}") from error
+    return text_digest("\n".join(lines))
 
 
 # --- git ------------------------------------------------------------------------------------------

@@ -419,7 +419,10 @@ def config_digests(settings: Settings) -> dict[str, str]:
     for name, table in graph.tables.items():
         sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]
         source_digests = [
-            settings.digest_of(*_deciding_settings(settings, table, source)) for source in sources
+            settings.digest_of(
+                *_deciding_settings(settings, table, source), local_zone=source.timezone
+            )
+            for source in sources
         ]
         digests[name] = _combined_digest(source_digests or [settings.digest_of(table.decided_by)])
     return digests

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from typing import Any, Literal
-from zoneinfo import available_timezones
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
-from backfill_assets.settings import Settings
+from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, model_metadata, source_models
 from backfill_assets.tables.table import ENTRY_PREFIX, Dependency, Equation, Figure, Inputs, Table
 
@@ -261,7 +260,7 @@ class Source:
             arguments.Argument(
                 "timezone",
                 self.timezone,
-                lambda x: x == "UTC" or (isinstance(x, str) and x in available_timezones()),
+                is_time_zone,
                 'the IANA name of a time zone, as "Europe/Berlin"',
             ),
             arguments.Argument(

@@ -282,8 +282,7 @@ def version_of(
         depends_on: see `table`.
 
     Raises:
-        DeclarationError: as `table`; the number is not above that of the other version; or the
-            function is in the module of the other one, so that both would have the same code.
+        DeclarationError: as `table`; or the number is not above that of the other version.
     """
     arguments.check_arguments(
         "@version_of",
@@ -295,7 +294,11 @@ def version_of(
 
     def declare_version(function: Transform) -> Derived:
         """Declare the version that the decorated function computes."""
-        _check_version(function, other, number)
+        if number <= other.version:
+            raise arguments.DeclarationError(
+                f"{function.__name__}: {other.name} is version {other.version}; give a new version "
+                "a number above that"
+            )
         return _declare_table(
             function,
             model=model or other.model,
@@ -310,21 +313,6 @@ def version_of(
         )
 
     return declare_version
-
-
-def _check_version(function: Transform, other: Derived, number: int) -> None:
-    """Raise if the number is not higher, or both versions are in one module and share its code."""
-    if number <= other.version:
-        raise arguments.DeclarationError(
-            f"{function.__name__}: {other.name} is version {other.version}; give a new version "
-            "a number above that"
-        )
-    if function.__module__ == other.transform.__module__:
-        raise arguments.DeclarationError(
-            f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
-            "is. The code of a table is that of its module: a change of one version would be "
-            "one of both. Declare each version in a module of its own"
-        )
 
 
 def _model_argument(model: object) -> arguments.Argument:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Sequence
 from datetime import date, datetime, time, timezone
@@ -32,9 +31,7 @@ from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.shadow.build import target_tables
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of
-from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import (
@@ -288,8 +285,6 @@ def test_what_cannot_be_declared():
     spent = second.TABLES[-6]
     with pytest.raises(DeclarationError, match="spent is version 1; give a new version a number"):
         version_of(spent, 1)(second.spent_v2)
-    with pytest.raises(DeclarationError, match="Declare each version in a module of its own"):
-        version_of(spent, 2)(first.logged)
     with pytest.raises(DeclarationError, match="logged_v2: there is no parameter orders"):
         version_of(spent, 2)(second.logged_v2)
 
@@ -316,26 +311,3 @@ def test_a_reader_may_have_moved_to_the_second_version():
     assert retired_tables == {"spent", "logged"}
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
         buildable_tables(graph, ["spent", "most"], RETIRES)
-
-
-def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
-    """The second version changes; then the first one, on which the declaration of both rests."""
-    package = tmp_path / "two_versions"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    for name in ("first", "second"):
-        (package / f"{name}.py").write_text("import two_versions.first\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def code_digests() -> list[str]:
-        return [
-            SourceFiles().modules_digest([f"two_versions.{name}"]) for name in ("first", "second")
-        ]
-
-    versions = [code_digests()]
-    for changed in ("second", "first"):
-        with (package / f"{changed}.py").open("a") as file:
-            file.write("CHANGED = True\n")
-        versions.append(code_digests())
-    same = [[a == b for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(versions)]
-    assert same == [[True, False], [False, False]]

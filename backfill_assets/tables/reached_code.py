@@ -1,0 +1,508 @@
+"""What an object reaches: the code of the project that it calls, and the values that it uses.
+
+A walk starts at objects in memory and follows names, closures, defaults, attributes, decorated
+functions, classes and imports within functions. Functions of the project count by their syntax
+tree, constants by their value, and objects of libraries by their name.
+"""
+
+import ast
+import copyreg
+import enum
+import hashlib
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cache
+from pathlib import Path, PurePath
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pyspark.sql.types as T
+from pyspark.sql import Column
+
+from backfill_assets.tables.project_source import (
+    MISSING,
+    DeadEndError,
+    Project,
+    TreeReader,
+    function_trees,
+    inner_codes,
+    source_file,
+)
+
+#: What to do about an object that cannot be followed.
+_NAME_IT = (
+    "make it within the function, or put it in a module of its own and name that in depends_on, so "
+    "that the source of the module counts"
+)
+#: Types whose `repr` tells their values.
+_PLAIN = (
+    *(type(None), bool, int, float, complex, bytes, type(...), type(NotImplemented), range),
+    *(Decimal, date, datetime, time, timedelta, UUID, ZoneInfo),
+)
+#: The most characters of a value that is shown as it is.
+_SHOWN = 40
+_DIGEST_LENGTH = 12
+
+
+def text_digest(text: str) -> str:
+    """A short digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+class ReachedCode(NamedTuple):
+    """What objects reach.
+
+    Attributes:
+        digest: of all that decides what they do.
+        parts: by function, class, constant or field, its value or a digest; to name what differs.
+    """
+
+    digest: str
+    parts: Mapping[str, str]
+
+
+@dataclass
+class _Node:
+    """A function, class or module that is reached: its text, and those that it reaches itself."""
+
+    name: str
+    text: str = ""
+    doc: str = ""
+    edges: list[int] = field(default_factory=list)
+
+
+def reach(
+    roots: Mapping[str, object],
+    project: Project,
+    *,
+    counted_modules: Sequence[ModuleType] = (),
+    declare: Callable[[object], object] = lambda _: None,
+    by_source: bool = False,
+) -> ReachedCode:
+    """Follow what objects reach, given by name.
+
+    Args:
+        roots: the objects by name; the names count.
+        project: whose code is followed.
+        counted_modules: modules that count otherwise: what they have is not followed.
+        declare: what stands for an object, or None if nothing does.
+        by_source: whether values that cannot be followed count by the source that makes them.
+
+    Raises:
+        DeadEndError: an object cannot be followed.
+    """
+    walk = _Walk(project, counted_modules, declare, by_source=by_source)
+    for name, root in roots.items():
+        walk.add_root(name, root)
+    return walk.result()
+
+
+class _Walk:
+    def __init__(
+        self,
+        project: Project,
+        counted_modules: Sequence[ModuleType],
+        declare: Callable[[object], object],
+        *,
+        by_source: bool,
+    ) -> None:
+        self._project, self._declare, self._by_source = project, declare, by_source
+        self._counted = {module.__name__ for module in counted_modules}
+        self._counted_ids = {
+            id(value)
+            for module in counted_modules
+            for value in vars(module).values()
+            if not isinstance(value, (*_PLAIN, str))
+        }
+        self._nodes: list[_Node] = []
+        self._numbers: dict[int, int] = {}
+        self._objects: list[object] = []  # so that no id is used twice
+        self._open: list[int] = []
+        self._path: list[str] = []
+        self._reads_docs = False
+        self._parts: dict[str, str] = {}
+        self._edges: list[int] = []
+
+    def result(self) -> ReachedCode:
+        """All that was added so far."""
+        lines = [f"{name}={value}" for name, value in self._parts.items() if "→" not in name]
+        lines += [f"{self._edges}", *(f"{node.text} {node.edges}" for node in self._nodes)]
+        parts = dict(self._parts)
+        for node in self._nodes:
+            text = node.text + (node.doc if self._reads_docs else "")
+            parts[_free_name(node.name, parts)] = text_digest(text)
+        if self._reads_docs:
+            lines += [node.doc for node in self._nodes]
+        lines += [f"{value}" for name, value in self._parts.items() if "→" in name]
+        shown = {name: _shown(text) for name, text in parts.items() if text != "@"}
+        return ReachedCode(text_digest("\n".join(lines)), shown)
+
+    def add_root(self, name: str, root: object) -> None:
+        """Add an object by name."""
+        self._path = [name]
+        self._parts[name] = self._text(root, self._edges)
+
+    # --- values ---
+
+    def _text(self, value: Any, edges: list[int]) -> str:
+        """The text of a value; functions, classes and modules are numbers in `edges`."""
+        kind = type(value)
+        if kind is str:
+            return repr(self._without_root(value))
+        if kind in _PLAIN:
+            return repr(value)
+        if kind in (list, tuple):
+            brackets = "[]" if kind is list else "()"
+            return self._within(
+                value, lambda: f"{brackets[0]}{self._joined(value, edges)}{brackets[1]}"
+            )
+        if kind in (set, frozenset):
+            items = sorted(self._text(item, edges) for item in value)
+            return f"{{{','.join(items)}}}"
+        if kind in (dict, MappingProxyType):
+            return self._within(value, lambda: self._dict_text(value, edges))
+        if (declared := self._declare(value)) is not None:
+            return self._within(value, lambda: self._text(declared, edges))
+        if id(value) in self._counted_ids:
+            return "@counted"
+        return self._object_text(value, edges)
+
+    def _joined(self, values: Iterable[Any], edges: list[int]) -> str:
+        texts = []
+        for number, value in enumerate(values):
+            with _Step(self._path, f"[{number}]"):
+                texts.append(self._text(value, edges))
+        return ",".join(texts)
+
+    def _dict_text(self, values: Mapping[Any, Any], edges: list[int]) -> str:
+        texts = []
+        for key, value in values.items():
+            with _Step(self._path, f"[{key!r}]" if isinstance(key, str) else ""):
+                texts.append(f"{self._text(key, edges)}:{self._text(value, edges)}")
+        return f"{{{','.join(texts)}}}"
+
+    def _within(self, value: object, make_text: Callable[[], str]) -> str:
+        """The text of a value that may contain itself."""
+        if id(value) in self._open:
+            return f"^{len(self._open) - self._open.index(id(value))}"
+        self._open.append(id(value))
+        try:
+            return make_text()
+        finally:
+            self._open.pop()
+
+    def _object_text(self, value: Any, edges: list[int]) -> str:
+        if isinstance(value, FunctionType | type | ModuleType | MethodType | BuiltinFunctionType):
+            return self._code_text(value, edges)
+        if (text := self._known_text(value, edges)) is not None:
+            return text
+        if (wrapped := getattr(value, "__wrapped__", None)) is not None:
+            return f"{_library_name(type(value))}({self._text(wrapped, edges)})"
+        if inspect.isroutine(value):
+            return _library_name(value)
+        return self._within(value, lambda: self._reduced_text(value, edges))
+
+    def _code_text(self, value: Any, edges: list[int]) -> str:
+        match value:
+            case FunctionType():
+                return self._function_text(value, edges)
+            case type():
+                own = self._is_own(value.__module__)
+                return self._reference(value, edges) if own else _library_name(value)
+            case ModuleType():
+                own = self._is_own(value.__name__)
+                return self._reference(value, edges) if own else f"module {value.__name__}"
+            case MethodType():
+                return f"{self._text(value.__func__, edges)} of {self._text(value.__self__, edges)}"
+        if self._is_own(value.__module__ or ""):
+            raise self._dead_end(f"is compiled, and its source cannot be read: {_NAME_IT}")
+        owner = value.__self__
+        if owner is None or isinstance(owner, ModuleType | type):
+            return _library_name(value)
+        return f"{value.__name__} of {self._text(owner, edges)}"
+
+    def _known_text(self, value: Any, edges: list[int]) -> str | None:
+        """The text of objects that have a better one than `pickle` would give; else None."""
+        match value:
+            case enum.Enum():
+                members = self._text(type(value), edges)
+                return f"{members}.{value.name}={self._text(value.value, edges)}"
+            case PurePath():
+                return f"path {self._without_root(str(value))!r}"
+            case T.DataType():
+                return f"type {value.json()}"
+            case Column():
+                return f"column {value!r}"
+            case logging.Logger():
+                return "logger"
+        if value is os.environ:
+            return "environ"
+        is_udf = hasattr(value, "evalType") and callable(getattr(value, "func", None))
+        return self._udf_text(value, edges) if is_udf else None
+
+    def _reduced_text(self, value: Any, edges: list[int]) -> str:
+        """The text of any other object: what `pickle` would make it of."""
+        reduce = copyreg.dispatch_table.get(type(value))
+        try:
+            reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+        except Exception as error:
+            raise self._dead_end(
+                f"is of {_type_name(value)}, which has no value: {_NAME_IT}"
+            ) from error
+        if isinstance(reduced, str):
+            return f"{_library_name(type(value))}:{reduced}"
+        make, args, *others = reduced
+        state, items, pairs = (*others, None, None, None)[:3]
+        texts = [self._text(make, edges), self._text(args, edges)]
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            state = {**(state[0] or {}), **state[1]} if isinstance(state[0], dict | None) else state
+        if isinstance(state, dict):
+            for name, part in state.items():
+                with _Step(self._path, f".{name}"):
+                    texts.append(f"{name}={self._text(part, edges)}")
+        else:
+            texts.append(self._text(state, edges))
+        texts.append(self._text([*(items or ())], edges))
+        texts.append(self._text([*(pairs or ())], edges))
+        return f"object({','.join(texts)})"
+
+    def _udf_text(self, value: Any, edges: list[int]) -> str:
+        kind = value.returnType
+        parts = [
+            value.evalType,
+            value.deterministic,
+            kind if isinstance(kind, str) else kind.json(),
+        ]
+        with _Step(self._path, ".func"):
+            return f"udf({parts},{self._text(value.func, edges)})"
+
+    def _function_text(self, value: FunctionType, edges: list[int]) -> str:
+        if self._is_own(value.__globals__.get("__name__", "")):
+            return self._reference(value, edges)
+        if hasattr(value, "evalType"):
+            return self._udf_text(value, edges)
+        if _is_module_level(value):
+            return _library_name(value)
+        # A function that a library made, as a decorator does.
+        wrapped = getattr(value, "__wrapped__", None)
+        cells = [wrapped] if wrapped is not None else _closure(value).values()
+        return f"{_library_name(value)}({self._joined(cells, edges)})"
+
+    def _is_own(self, module: str) -> bool:
+        return module not in self._counted and self._project.has(module)
+
+    def _without_root(self, text: str) -> str:
+        """A text without the folder of the project at its beginning: that is where it runs."""
+        for root in _roots():
+            if text.startswith(root):
+                return f"<project>{text[len(root) :]}"
+        return text
+
+    def _dead_end(self, reason: str) -> DeadEndError:
+        return DeadEndError(f"{''.join(self._path)} {reason}")
+
+    # --- functions, classes and modules ---
+
+    def _reference(self, value: Any, edges: list[int]) -> str:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._nodes)
+            self._objects.append(value)
+            node = _Node(getattr(value, "__qualname__", value.__name__))
+            self._nodes.append(node)
+            outer, self._path = self._path, [f"{self._path[0]} → {node.name}"]
+            opened, self._open = self._open, []
+            try:
+                self._fill_node(node, value)
+            except DeadEndError as error:
+                if str(error).startswith(self._path[0].partition(" → ")[0]):
+                    raise
+                raise self._dead_end(str(error)) from error
+            finally:
+                self._path, self._open = outer, opened
+        edges.append(number)
+        return "@"
+
+    def _fill_node(self, node: _Node, value: Any) -> None:
+        if isinstance(value, FunctionType):
+            trees, names = function_trees(value), _function_names(value)
+            tree_names = {*_used_names(value.__code__)}
+        else:
+            module = value if isinstance(value, ModuleType) else sys.modules[value.__module__]
+            names, tree_names = vars(module), None
+            source = source_file(getattr(module, "__file__", None) or "", vars(module))
+            trees = []
+            if source and isinstance(value, ModuleType):
+                trees = [source.tree]
+            elif source:
+                trees = source.classes_named(value.__qualname__)
+                for function in filter(inspect.isfunction, vars(value).values()):
+                    names = {**names, **_closure(function)}
+        reader = TreeReader(names, tree_names, self._project)
+        texts = [reader.text_of(tree) for tree in trees]
+        self._reads_docs |= reader.reads_docs
+        node.doc = "".join(map(_docstring, trees))
+        if reader.reaches_all:
+            reader.references["globals"] = sys.modules.get(names.get("__name__", ""))
+        for label, target in reader.references.items():
+            texts.append(self._named_text(node, label, target))
+        for label, target in _own_values(value, trees):
+            texts.append(self._named_text(node, label, target))
+        node.text = "\n".join(texts)
+
+    def _named_text(self, node: _Node, label: str, target: Any) -> str:
+        """The text of a value by the name that a node has for it."""
+        if target is MISSING:
+            return f"{label} is missing"
+        edges: list[int] = []
+        try:
+            with _Step(self._path, f".{label}"):
+                text = self._text(target, edges)
+        except DeadEndError:
+            if not self._by_source:
+                raise
+            text = ""
+        node.edges += edges
+        if text == "@":
+            return ""
+        is_library = isinstance(target, type | ModuleType | BuiltinFunctionType | FunctionType)
+        if not is_library:
+            self._parts[f"{node.name} → {label}"] = text
+            return ""
+        return f"{label}={text}"
+
+
+class _Step:
+    """A step on the way to a value, for messages."""
+
+    def __init__(self, path: list[str], step: str) -> None:
+        self._path, self._step = path, step
+
+    def __enter__(self) -> None:
+        self._path.append(self._step)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._path.pop()
+
+
+def _free_name(name: str, names: Mapping[str, Any]) -> str:
+    number = 2
+    free = name
+    while free in names:
+        free, number = f"{name} ({number})", number + 1
+    return free
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else text_digest(text)
+
+
+@cache
+def _roots() -> tuple[str, ...]:
+    """The folders from which the project is imported, the longest first."""
+    folders = {str(Path(entry).absolute()) for entry in sys.path}
+    return tuple(sorted((f for f in folders if len(f) > 1), key=len, reverse=True))
+
+
+def _library_name(value: Any) -> str:
+    """The name of an object of a library, after that of its package or of Python's module."""
+    owner = getattr(value, "__objclass__", None)
+    module = str(getattr(value, "__module__", None) or getattr(owner, "__module__", "builtins"))
+    top = module.partition(".")[0].lstrip("_")
+    if top in sys.stdlib_module_names:
+        top = module.lstrip("_")
+    return f"{top}:{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_module_level(function: FunctionType) -> bool:
+    value: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        value = getattr(value, part, None)
+    return value is function or "<locals>" not in function.__code__.co_qualname
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    """The values of a function's closure by name; those that are not set yet are missing."""
+    values = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:
+            values[name] = MISSING
+    return values
+
+
+def _function_names(function: FunctionType) -> dict[str, Any]:
+    return {**function.__globals__, **_closure(function)}
+
+
+def _used_names(code: CodeType) -> Iterator[str]:
+    """The names that code uses and does not bind itself, and its attributes."""
+    yield from code.co_names
+    yield from code.co_freevars
+    for inner in inner_codes(code):
+        yield from inner.co_names
+
+
+def _own_values(value: Any, trees: Sequence[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """What an object has besides its syntax tree, by name."""
+    if isinstance(value, FunctionType):
+        defaults = inspect.signature(value, follow_wrapped=False).parameters.items()
+        yield from ((n, part.default) for n, part in defaults if part.default is not part.empty)
+        yield from ((n, part) for n, part in vars(value).items() if n != "__wrapped__")
+    elif trees:
+        values = {name: vars(value).get(name, MISSING) for name in sorted(_assigned_names(trees))}
+        yield from ((name, part) for name, part in values.items() if _is_plain(part))
+        if isinstance(value, enum.EnumMeta):
+            members: Mapping[str, Any] = value.__members__
+            yield "members", {name: member.value for name, member in members.items()}
+    else:
+        # A class that a call has made.
+        yield "bases", value.__bases__ if isinstance(value, type) else ()
+        for name, part in sorted(vars(value).items()):
+            is_made = isinstance(part, FunctionType) and part.__code__.co_filename.startswith("<")
+            if not (is_made or name.startswith("__")):
+                yield name, part
+
+
+def _assigned_names(trees: Iterable[ast.AST]) -> set[str]:
+    return {
+        node.id
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value.keys(), *value.values())))
+    return isinstance(value, (*_PLAIN, str))
+
+
+def _docstring(tree: Any) -> str:
+    return "" if isinstance(tree, ast.Lambda) else ast.get_docstring(tree) or ""
