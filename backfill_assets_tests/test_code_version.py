@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets import runtime_versions
+from backfill_assets.backfills.accept_code import days_by_reason
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
@@ -743,13 +744,17 @@ def test_a_deployment_computes_again_what_has_changed_and_nothing_else(
     code_after(*(CHANGES[change][:3] for change in changes))
     forget_modules()
     second = Pipeline(engine, tmp_path, tables="shop.tables:RUN")
+    reason = "other code: with_rate → RATE: 0.21 → 0.19"
+    ledgers = read_ledgers(second.deployment)
+    assert days_by_reason(ledgers["by_rate"], second.deployment.code) == {reason: [day(1)]}
+    assert days_by_reason(ledgers["plain"], second.deployment.code) == {}
     second.run(1, assets=names)
     computed = {name for name in names if second.log(name).version() > versions[name]}
     assert computed == {table for table, factor in factors.items() if factor != 1}
     new = amounts(second)
     assert new == {table: round(old[table] * factor, 2) for table, factor in factors.items()}
-    reason = read_ledgers(second.deployment)["by_rate"].latest[day(1)].reason_for_day(day(1))
-    assert reason == "other code: with_rate → RATE: 0.21 → 0.19"
+    record = read_ledgers(second.deployment)["by_rate"].latest[day(1)]
+    assert record.reason_for_day(day(1)) == reason
 
 
 # --- declarations ---------------------------------------------------------------------------------

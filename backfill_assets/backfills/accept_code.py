@@ -4,6 +4,7 @@ A sample of days is recomputed first and must have the published digests. The ac
 without data files, and can be undone like a backfill.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -20,6 +21,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
+from backfill_assets.staleness.assess import other_code_reason
 from backfill_assets.tables.code_version import Code, format_code_change
 
 _ATTEMPTS = 10
@@ -61,6 +63,14 @@ def days_by_other_code(ledger: Ledger, code: Code, window: Window | None = None)
         if record.code_version != version and ledger.current_record(day)
         if window is None or day in window
     )
+
+
+def days_by_reason(ledger: Ledger, code: Code) -> dict[str, list[date]]:
+    """The days that another code version computed, by the reason that a run would have."""
+    version, days = code.table_version(ledger.table.name), defaultdict(list)
+    for day in days_by_other_code(ledger, code):
+        days[other_code_reason(ledger, ledger.latest[day].code_version, version)].append(day)
+    return days
 
 
 def accept_code(

@@ -114,6 +114,7 @@ def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: boo
     """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
+    from backfill_assets.backfills.accept_code import days_by_reason
     from backfill_assets.calendar.partitions import format_ranges, to_ranges
     from backfill_assets.monitoring.incidents import final_days_behind
     from backfill_assets.monitoring.states import STATE_MEANINGS
@@ -139,6 +140,8 @@ def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: boo
         for name in states_by_table:
             for text, days in final_days_behind(name, snapshot).items():
                 out.print_text(f"new input for final days: {name} [{format_ranges(days)}]; {text}")
+            for text, days in days_by_reason(snapshot.ledgers[name], deployment.code).items():
+                out.print_note(f"{name} [{format_ranges(days)}] was made by {text}")
         out.print_note(f"As of    {snapshot.today}")
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 
