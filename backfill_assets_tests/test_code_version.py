@@ -846,14 +846,15 @@ def test_thousands_of_tables_have_their_versions_in_seconds(project):
 
 def test_the_code_of_an_asset_is_what_its_function_reaches(project, code_after):
     def version() -> str:
-        return asset_version(importlib.import_module("shop.helpers").total)
+        function = importlib.import_module("shop.helpers").total
+        return asset_version(function, TABLES["fact_daily_orders"])
 
     forget_modules()
     old = version()
     assert old.startswith("asset-1-")
     code_after(("shop_rules.py", "return amount", "return amount * 2"))
     assert version() != old
-    assert asset_version(table_codes) == ""
+    assert asset_version(table_codes, TABLES["fact_daily_orders"]) == ""
 
 
 def test_a_project_that_is_installed(tmp_path, monkeypatch):

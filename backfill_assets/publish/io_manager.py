@@ -392,8 +392,9 @@ class DataFrameIOManager(DeltaIOManager):
         for asset in assets:
             compute = getattr(getattr(asset, "node_def", None), "compute_fn", None)
             function = getattr(compute, "decorated_fn", None)
-            if function and (version := asset_version(function)):
-                self.code_versions.update(dict.fromkeys(tables_of_assets([asset]), version))
+            for name, table in tables_of_assets([asset]).items():
+                if function and (version := asset_version(function, table)):
+                    self.code_versions[name] = version
         return self
 
     def _find_table(self, key: dg.AssetKey) -> Table:

@@ -44,7 +44,7 @@ from backfill_assets.tables.project_source import DeadEndError, Project, distrib
 from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
-from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
+from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned
 
 #: By kind of table, the version of the rows that this package computes. Raise a number if, and only
 #: if, a change of this package gives other rows of that kind for the same input; `package` stands
@@ -186,8 +186,8 @@ def table_codes(tables: Mapping[str, Table]) -> dict[str, ReachedCode]:
     return codes
 
 
-def asset_version(function: Callable[..., Any]) -> str:
-    """The code version of an ordinary asset; empty if its function is not of a project.
+def asset_version(function: Callable[..., Any], table: Table) -> str:
+    """The code version of the table of an asset; empty if its function is not of a project.
 
     Raises:
         SettingsError: what it reaches cannot be followed.
@@ -196,7 +196,7 @@ def asset_version(function: Callable[..., Any]) -> str:
     module = getattr(function, "__module__", "")
     if not project.has(module):
         return ""
-    code = _reach(function.__name__, {"function": function}, project, ())
+    code = _reach(table.name, {"function": function, **_declaration_fields(table)}, project, ())
     return f"asset-{ROWS_VERSION['asset']}-{code.digest}"
 
 
@@ -292,11 +292,10 @@ def declare(value: object) -> object:
     if isinstance(value, Table | Source):
         return _declaration_fields(value)
     if type(value) in DECIDING:
-        defaults = _defaults(type(value))
-        parts = {name: getattr(value, name) for name in DECIDING[type(value)]}
-        return {n: _input_name(v) for n, v in parts.items() if v != defaults.get(n)}
-    if isinstance(value, Reach | Quota):
-        return repr(value)
+        parts = _other_than_default(value)
+        return {name: _input_name(parts[name]) for name in DECIDING[type(value)] if name in parts}
+    if isinstance(value, Reach):
+        return [type(value).__name__, _other_than_default(value)]
     return None
 
 
@@ -304,8 +303,9 @@ def _declaration_fields(value: Table | Source) -> dict[str, Any]:
     """The fields of a table or source that decide rows, in parts that can be told apart."""
     cls = type(value) if type(value) in DECIDING else Table
     fields: dict[str, Any] = {}
-    for name in DECIDING[cls]:
-        part = getattr(value, name)
+    for name, part in _other_than_default(value).items():
+        if name not in DECIDING[cls] or name == "depends_on":
+            continue
         if name == "model":
             fields |= _model_fields(part)
         elif name == "lines":
@@ -319,14 +319,16 @@ def _declaration_fields(value: Table | Source) -> dict[str, Any]:
             fields |= {f"source {n}": v for n, v in source.items() if n not in late_data}
         elif name == "base":
             fields |= _declaration_fields(part)
-        elif name != "depends_on" and part != _defaults(cls).get(name):
+        else:
             fields[name] = part
     return fields
 
 
-def _defaults(cls: type) -> Mapping[str, Any]:
-    """The defaults of a declaration: a field that a later release adds changes no version."""
-    return {part.name: part.default for part in dataclasses.fields(cls)}
+def _other_than_default(value: Any) -> dict[str, Any]:
+    """The fields of a declaration with their values; one that a release adds changes no version."""
+    parts = {part.name: part.default for part in dataclasses.fields(value)}
+    values = {name: getattr(value, name) for name in parts}
+    return {name: part for name, part in values.items() if part != parts[name]}
 
 
 def _input_name(value: object) -> object:

@@ -29,7 +29,7 @@ _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 #: What a module has by itself.
 _MODULE_NAMES = ("__name__", "__file__", "__package__", "__spec__", "__loader__", "__path__")
 #: Functions that reach names which no text tells.
-_REACH_ALL = {"eval", "exec", "globals", "vars"}
+_REACH_ALL = {"eval", "exec", "globals"}
 _READ_DOCS = {"__doc__", "getdoc"}
 #: Stands for what a name refers to where that does not exist.
 MISSING = object()

@@ -33,6 +33,7 @@ from zoneinfo import ZoneInfo
 
 import pyspark.sql.types as T
 from pyspark.sql import Column
+from pyspark.sql.udf import UserDefinedFunction
 
 from backfill_assets.tables.project_source import (
     MISSING,
@@ -255,8 +256,7 @@ class _Walk:
                 return "logger"
         if value is os.environ:
             return "environ"
-        is_udf = hasattr(value, "evalType") and callable(getattr(value, "func", None))
-        return self._udf_text(value, edges) if is_udf else None
+        return self._udf_text(value, edges) if isinstance(value, UserDefinedFunction) else None
 
     def _reduced_text(self, value: Any, edges: list[int]) -> str:
         """The text of any other object: what `pickle` would make it of."""
@@ -332,10 +332,6 @@ class _Walk:
             opened, self._open = self._open, []
             try:
                 self._fill_node(node, value)
-            except DeadEndError as error:
-                if str(error).startswith(self._path[0].partition(" → ")[0]):
-                    raise
-                raise self._dead_end(str(error)) from error
             finally:
                 self._path, self._open = outer, opened
         edges.append(number)
@@ -343,7 +339,10 @@ class _Walk:
 
     def _fill_node(self, node: _Node, value: Any) -> None:
         if isinstance(value, FunctionType):
-            trees, names = function_trees(value), _function_names(value)
+            try:
+                trees, names = function_trees(value), _function_names(value)
+            except DeadEndError as error:
+                raise self._dead_end(str(error)) from error
             tree_names = {*_used_names(value.__code__)}
         else:
             module = value if isinstance(value, ModuleType) else sys.modules[value.__module__]
