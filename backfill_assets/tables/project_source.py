@@ -46,11 +46,15 @@ class Project:
     """Which modules are the project: neither installed from elsewhere, nor of this package.
 
     All packages of an installed distribution that declares a table are the project as well.
+
+    Attributes:
+        roots: the folders that have the packages which declare tables.
     """
 
     def __init__(self) -> None:
         self._packages: dict[str, bool] = {}
         self._distributions: set[str] = set()
+        self.roots: set[str] = set()
 
     def add_declaring(self, module: str) -> None:
         """Count a module that declares a table, and its distribution, as the project."""
@@ -58,7 +62,9 @@ class Project:
         if top in self._packages or top == _PACKAGE:
             return
         self._packages[top] = True
-        if any(map(_is_installed, _module_paths(top))):
+        paths = _module_paths(top)
+        self.roots |= {str(path.parent) for path in paths}
+        if any(map(_is_installed, paths)):
             by_package = distributions()
             self._distributions |= {*by_package.get(top, ())}
             for other, names in by_package.items():

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -55,6 +54,8 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, bytes, type(...), type(NotImplemented), range),
     *(Decimal, date, datetime, time, timedelta, UUID, ZoneInfo),
 )
+#: The most characters of the text of a value; a longer one is a digest.
+_MOST_CHARS = 500
 #: The most characters of a value that is shown as it is.
 _SHOWN = 40
 _DIGEST_LENGTH = 12
@@ -137,6 +138,7 @@ class _Walk:
         self._numbers: dict[int, int] = {}
         self._objects: list[object] = []  # so that no id is used twice
         self._open: list[int] = []
+        self._texts: dict[int, tuple[str, list[int]]] = {}
         self._path: list[str] = []
         self._reads_docs = False
         self._parts: dict[str, str] = {}
@@ -173,15 +175,15 @@ class _Walk:
         if kind in (list, tuple):
             brackets = "[]" if kind is list else "()"
             return self._within(
-                value, lambda: f"{brackets[0]}{self._joined(value, edges)}{brackets[1]}"
+                value, edges, lambda: f"{brackets[0]}{self._joined(value, edges)}{brackets[1]}"
             )
         if kind in (set, frozenset):
-            items = sorted(self._text(item, edges) for item in value)
-            return f"{{{','.join(items)}}}"
+            items = sorted(value, key=_sort_key)
+            return self._within(value, edges, lambda: f"{{{self._joined(items, edges)}}}")
         if kind in (dict, MappingProxyType):
-            return self._within(value, lambda: self._dict_text(value, edges))
+            return self._within(value, edges, lambda: self._dict_text(value, edges))
         if (declared := self._declare(value)) is not None:
-            return self._within(value, lambda: self._text(declared, edges))
+            return self._within(value, edges, lambda: self._text(declared, edges))
         if id(value) in self._counted_ids:
             return "@counted"
         return self._object_text(value, edges)
@@ -200,15 +202,28 @@ class _Walk:
                 texts.append(f"{self._text(key, edges)}:{self._text(value, edges)}")
         return f"{{{','.join(texts)}}}"
 
-    def _within(self, value: object, make_text: Callable[[], str]) -> str:
-        """The text of a value that may contain itself."""
-        if id(value) in self._open:
-            return f"^{len(self._open) - self._open.index(id(value))}"
-        self._open.append(id(value))
-        try:
-            return make_text()
-        finally:
-            self._open.pop()
+    def _within(self, value: object, edges: list[int], make_text: Callable[[], str]) -> str:
+        """The text of a value that may contain itself, or be in others many times."""
+        key, start = id(value), len(edges)
+        if key in self._open:
+            return f"^{len(self._open) - self._open.index(key)}"
+        if key not in self._texts:
+            self._open.append(key)
+            try:
+                text = make_text()
+            finally:
+                self._open.pop()
+            is_whole = "^" not in text
+            if len(text) > _MOST_CHARS:
+                text = text_digest(f"{text} {edges[start:]}")
+                del edges[start:]
+            if not is_whole:
+                return text
+            self._objects.append(value)
+            self._texts[key] = text, edges[start:]
+        else:
+            edges += self._texts[key][1]
+        return self._texts[key][0]
 
     def _object_text(self, value: Any, edges: list[int]) -> str:
         if isinstance(value, FunctionType | type | ModuleType | MethodType | BuiltinFunctionType):
@@ -219,7 +234,7 @@ class _Walk:
             return f"{_library_name(type(value))}({self._text(wrapped, edges)})"
         if inspect.isroutine(value):
             return _library_name(value)
-        return self._within(value, lambda: self._reduced_text(value, edges))
+        return self._within(value, edges, lambda: self._reduced_text(value, edges))
 
     def _code_text(self, value: Any, edges: list[int]) -> str:
         match value:
@@ -311,7 +326,7 @@ class _Walk:
 
     def _without_root(self, text: str) -> str:
         """A text without the folder of the project at its beginning: that is where it runs."""
-        for root in _roots():
+        for root in self._project.roots:
             if text.startswith(root):
                 return f"<project>{text[len(root) :]}"
         return text
@@ -384,7 +399,7 @@ class _Walk:
             return ""
         is_library = isinstance(target, type | ModuleType | BuiltinFunctionType | FunctionType)
         if not is_library:
-            self._parts[f"{node.name} → {label}"] = text
+            self._parts[_free_name(f"{node.name} → {label}", self._parts)] = text
             return ""
         return f"{label}={text}"
 
@@ -414,11 +429,9 @@ def _shown(text: str) -> str:
     return text if len(text) <= _SHOWN else text_digest(text)
 
 
-@cache
-def _roots() -> tuple[str, ...]:
-    """The folders from which the project is imported, the longest first."""
-    folders = {str(Path(entry).absolute()) for entry in sys.path}
-    return tuple(sorted((f for f in folders if len(f) > 1), key=len, reverse=True))
+def _sort_key(item: object) -> tuple[str, str]:
+    """An order of the items of a set that does not depend on the process."""
+    return type(item).__qualname__, str(getattr(item, "__qualname__", "")) or repr(item)
 
 
 def _library_name(value: Any) -> str:
