@@ -182,6 +182,16 @@ def cached(n):
     return n + 1
 
 
+@functools.singledispatch
+def dispatched(n):
+    return 1
+
+
+@dispatched.register
+def _(n: str):
+    return 5
+
+
 def documented():
     'amount > 1'
 
@@ -256,6 +266,7 @@ def {name}({INPUT}) -> DataFrame:
             "by_method": 'helpers.ROUNDER.round(F.sum("amount"))',
             "by_recursion": "F.lit(helpers.is_even(2))",
             "by_cached": "F.lit(helpers.cached(2))",
+            "by_dispatch": "F.lit(helpers.dispatched('x'))",
             "by_docstring": "F.expr(helpers.read_doc())",
             "by_namespace": "F.lit(inside.FACTOR)",
             "by_module": "by_name.kept(F.sum('amount'))",
@@ -445,6 +456,8 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "value of a closure": ("shop/helpers.py", "make_scale(3)", "make_scale(4)", "by_closure"),
     "function with a closure": ("shop/helpers.py", "return amount * by", "return amount / by", "by_closure"),
     "mutual recursion": ("shop/helpers.py", "n != 0 and", "n != 1 and", "by_recursion"),
+    "function that is registered for a type": ("shop/helpers.py", "return 5", "return 6", "by_dispatch"),
+    "order of columns": ("shop/rows.py", "class Row(pa.DataFrameModel):\n    'A row.'\n\n    run_date: T.DateType = Field(description=\"The day.\")\n    customer_id: T.StringType = Field(description=\"The customer.\")\n", "class Row(pa.DataFrameModel):\n    customer_id: T.StringType = Field(description=\"The customer.\")\n    run_date: T.DateType = Field(description=\"The day.\")\n", ""),
     "cached function": ("shop/helpers.py", "return n + 1", "return n + 2", "by_cached"),
     "docstring that is read": ("shop/helpers.py", "'amount > 1'", "'amount > 2'", "by_docstring"),
     "module that is used as a value": ("shop/dynamic.py", "return 1", "return 2", "by_getattr"),

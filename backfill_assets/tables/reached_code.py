@@ -102,7 +102,7 @@ def reach(
     """Follow what objects reach, given by name.
 
     Args:
-        roots: the objects by name; the names count.
+        roots: the objects by name; the names count, and their order does not.
         project: whose code is followed.
         counted_modules: modules that count otherwise: what they have is not followed.
         declare: what stands for an object, or None if nothing does.
@@ -112,8 +112,8 @@ def reach(
         DeadEndError: an object cannot be followed.
     """
     walk = _Walk(project, counted_modules, declare, by_source=by_source)
-    for name, root in roots.items():
-        walk.add_root(name, root)
+    for name in sorted(roots):
+        walk.add_root(name, roots[name])
     return walk.result()
 
 
@@ -314,12 +314,15 @@ class _Walk:
             return self._reference(value, edges)
         if hasattr(value, "evalType"):
             return self._udf_text(value, edges)
-        if _is_module_level(value):
+        if "<locals>" not in value.__code__.co_qualname:
             return _library_name(value)
-        # A function that a library made, as a decorator does.
+        # A function that a library made, as a decorator does; `singledispatch` has a registry.
         wrapped = getattr(value, "__wrapped__", None)
-        cells = [wrapped] if wrapped is not None else _closure(value).values()
-        return f"{_library_name(value)}({self._joined(cells, edges)})"
+        made_of = [wrapped] if wrapped is not None else [*_closure(value).values()]
+        made_of += [*getattr(value, "registry", {}).items()]
+        # By `functools.wraps`, its own name is that of what it wraps.
+        maker = f"{value.__globals__['__name__']}:{value.__code__.co_qualname}"
+        return f"{maker}({self._joined(made_of, edges)})"
 
     def _is_own(self, module: str) -> bool:
         return module not in self._counted and self._project.has(module)
@@ -446,13 +449,6 @@ def _library_name(value: Any) -> str:
 
 def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _is_module_level(function: FunctionType) -> bool:
-    value: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
-        value = getattr(value, part, None)
-    return value is function or "<locals>" not in function.__code__.co_qualname
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
