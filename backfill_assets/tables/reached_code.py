@@ -33,6 +33,7 @@ from zoneinfo import ZoneInfo
 import pyspark.sql.types as T
 from pyspark.sql import Column
 from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
 from backfill_assets.tables.project_source import (
     MISSING,
@@ -54,6 +55,8 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, bytes, type(...), type(NotImplemented), range),
     *(Decimal, date, datetime, time, timedelta, UUID, ZoneInfo),
 )
+#: The kinds of UDFs that get the values of a row.
+_BY_ROW = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF)
 #: The most characters of the text of a value; a longer one is a digest.
 _MOST_CHARS = 500
 #: The most characters of a value that is shown as it is.
@@ -301,11 +304,10 @@ class _Walk:
 
     def _udf_text(self, value: Any, edges: list[int]) -> str:
         kind = value.returnType
-        parts = [
-            value.evalType,
-            value.deterministic,
-            kind if isinstance(kind, str) else kind.json(),
-        ]
+        type_text = kind if isinstance(kind, str) else kind.json()
+        # Unless it is given, a setting of the session says whether rows are passed by Arrow.
+        by_row = value.evalType in _BY_ROW
+        parts = ["by row" if by_row else value.evalType, value.deterministic, type_text]
         with _Step(self._path, ".func"):
             return f"udf({parts},{self._text(value.func, edges)})"
 

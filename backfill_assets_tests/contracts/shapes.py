@@ -22,6 +22,8 @@ def shape(value: Any, key: str = "") -> Any:
     """
     if key in _ENVIRONMENT:
         return _ENVIRONMENT[key]
+    if key == "code_parts":
+        return {"<part>": _merge_shapes(map(shape, value.values()))}
     if isinstance(value, Mapping):
         return _object_shape(value)
     if isinstance(value, list):
@@ -43,6 +45,7 @@ def _object_shape(value: Mapping[str, Any]) -> dict[str, Any]:
 def _key_pattern(key: str) -> str:
     if re.fullmatch(r"\d+", key):
         return "<number>"
+    key = re.sub(r"^other code: .*", "other code: <what differs>", key)
     return re.sub(_DIGEST, "<digest>", re.sub(_DAY, "<day>", key))
 
 

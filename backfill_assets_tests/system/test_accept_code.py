@@ -21,6 +21,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.tables import TABLES as ORDERS
 from backfill_assets.tables import code_version
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order, run_undo
@@ -44,6 +45,16 @@ def upgraded(engine, spark, tmp_path):
     return after, plan
 
 
+def other_code_reason(name: str) -> str:
+    """The reason for the days of a table: what the plan, and later the history, tells of it."""
+    kind = ORDERS[name].kind
+    new, old = (
+        f"{kind}-{numbers[kind]}-package-{numbers['package']}"
+        for numbers in (code_version.ROWS_VERSION, RAISED)
+    )
+    return f"other code: rows of this package: {old} → {new}"
+
+
 def plan_outcomes(pipeline: Pipeline, days: str) -> dict[str, tuple[tuple[str, str], ...]]:
     plan = make_plan(pipeline, days, tables=TABLES)
     return {
@@ -61,7 +72,10 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
         f"{day(1)}...{day(2)}",
         {"dagster/backfill": "underway"},
     )
-    assert plan_outcomes(pipeline, days) == dict.fromkeys(TABLES, (("computed", "other code"),))
+    reasons = {name: other_code_reason(name) for name in TABLES}
+    assert plan_outcomes(pipeline, days) == {
+        name: (("computed", reason),) for name, reason in reasons.items()
+    }
     failure = pipeline.failure(pipeline.run(3, assets=TABLES, tags=tags, fails=True))
     assert "backfill underway has published" in failure
     assert "accept-code" in failure
@@ -75,6 +89,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
     ]
     assert [(r.table, r.days) for r in results] == [(name, [day(1), day(2)]) for name in TABLES]
     assert [r.verified for r in results] == [[], [], [], [day(2)]]
+    assert [f"other code: {r.differences[0]}" for r in results] == [*reasons.values()]
     # No data file was written, and nothing is to be computed.
     assert pipeline.digests() == rows
     assert {name: pipeline.log(name).file_uris() for name in TABLES} == versions
@@ -108,7 +123,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
     run_undo(pipeline, results[-1].run_id)
     assert pipeline.digests() == rows
     outcomes = plan_outcomes(pipeline, days)
-    assert outcomes.pop(FACT.name) == (("computed", "other code"),)
+    assert outcomes.pop(FACT.name) == (("computed", reasons[FACT.name]),)
     assert {*outcomes.values()} == {(("identical", ""),)}
     failure = pipeline.failure(pipeline.run(4, assets=TABLES, tags=tags, fails=True))
     assert "backfill underway has published" in failure
@@ -158,5 +173,6 @@ def test_a_sample_is_of_days_with_rows(monkeypatch, filled, verified):
     monkeypatch.setattr(acceptance, "verify_days", verify)
     commits = [record(n, days(n), rows=int(n in filled)) for n in range(1, 6)]
     known = ledger(FACT, *commits)
-    sample = acceptance._verify_sample(None, None, known, sorted(days((1, 5))), 2)
+    code = code_version.Code("this")
+    sample = acceptance._verify_sample(None, None, known, sorted(days((1, 5))), 2, code)
     assert sample == sorted(days(*verified))
