@@ -33,6 +33,7 @@ from backfill_assets.tables.code_version import (
     asset_version,
     format_code_change,
     git_state,
+    parts_of_version,
     running_code,
     table_codes,
 )
@@ -645,7 +646,9 @@ TOLD = {
 def test_what_differs_between_two_versions_is_told(before, code_after):
     after = code_after(*(CHANGES[change][:3] for change in TOLD))
     told = {
-        table: format_code_change(before.parts[table], after.parts[table])
+        table: format_code_change(
+            *(parts_of_version(code.tables[table]) for code in (before, after))
+        )
         for table, _ in TOLD.values()
     }
     assert told == dict(TOLD.values())

@@ -143,7 +143,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         release: version of the code of all tables together; empty if not recorded.
         package: release of this package; empty if not recorded.
         code_parts: of the first commit by a code version, what that is made of; see
-            `code_version.Code`.
+            `code_version.parts_of_version`.
     """
 
     version: int

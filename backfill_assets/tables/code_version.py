@@ -137,15 +137,12 @@ class Code:
         commit: the git commit that is checked out; empty if unknown.
         dirty: whether the source differs from that commit; None if unknown.
         tables: the code version by table.
-        parts: by table, what its version is made of: by function, constant or field, its value or a
-            digest.
     """
 
     version: str
     commit: str = ""
     dirty: bool | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
     def table_version(self, table: str) -> str:
         """The code version of a table; that of all tables, if the table is not declared."""
@@ -167,8 +164,7 @@ def running_code(settings: Settings) -> Code:
     tables = table_codes(tables_of(settings))
     versions = {name: code.digest for name, code in tables.items()}
     commit, dirty = git_state(settings.git_commit, _declaring_package(settings.tables))
-    parts = {name: code.parts for name, code in tables.items()}
-    return Code(_version_of_all(versions), commit, dirty, versions, parts)
+    return Code(_version_of_all(versions), commit, dirty, versions)
 
 
 def table_codes(tables: Mapping[str, Table]) -> dict[str, ReachedCode]:
@@ -220,7 +216,10 @@ _MOST_DIFFERENCES = 3
 
 
 def parts_of_version(version: str) -> Mapping[str, str]:
-    """What a code version of this process is made of; empty if it is another one."""
+    """What a code version of this process is made of, by function, constant and field.
+
+    The values are those of constants and fields, or digests; empty if it is no such version.
+    """
     return _PARTS.get(version, {})
 
 
