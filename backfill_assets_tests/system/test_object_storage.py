@@ -45,8 +45,8 @@ from backfill_assets_tests.helpers.s3_server import (
     s3_server,
 )
 
-#: Commits of each driver that races.
-COMMITS = 3
+#: Commits of each driver that races, of one alone and of two.
+COMMITS, COMMITS_OF_TWO = 2, 3
 
 S3_SCHEME = "s3a:"
 HERE = Path(__file__).parents[1]
@@ -267,7 +267,8 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
 #: A driver for several stores, which does what it reads: `write BUCKET VERSION` writes a commit
 #: where one may be, three times, and prints how that ended; `insert URL COUNT` commits one row
 #: after the other, and prints those of which it was told that they are there; `live BUCKET FOLDER`
-#: leads the life of all back ends in a folder that stands for the bucket, `begin` its first days.
+#: leads the life of all back ends in a folder that stands for the bucket; `begin` its first days,
+#: and `load` those of the raw log alone.
 DRIVER = """
 import os, sys
 from functools import reduce
@@ -278,6 +279,7 @@ from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.spark.stores import store_of
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.conformance_life import STORED, begin_life, conformance_life
+from backfill_assets.orders.tables import RAW
 from backfill_assets_tests.helpers.object_stores import engine_of_stores, place
 name, *buckets = sys.argv[1:]
 engine = engine_of_stores(buckets, SMALL, "local[1]")
@@ -319,10 +321,16 @@ def begin(bucket, folder):
     begin_life(engine, Path(folder, "life"), STORED)
     print("begun", flush=True)
 
+def load(bucket, folder):
+    os.environ |= place(Path(folder), bucket)
+    begin_life(engine, Path(folder, "life"), [RAW.name])
+    print("loaded", flush=True)
+
 print("done", flush=True)
+commands = {"write": write, "insert": insert, "live": live, "begin": begin, "load": load}
 for command in sys.stdin:
     word, bucket, value = command.split()
-    {"write": write, "insert": insert, "live": live, "begin": begin}[word](bucket, value)
+    commands[word](bucket, value)
     print("done", flush=True)
 """
 
@@ -404,34 +412,54 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(bucket, driver):
 
 
 def test_a_life_in_a_store(bucket, driver, tmp_path):
-    """Whole on S3; elsewhere until files were read, a run was lost, and tables were read."""
-    command, answer = ("live", "lived") if bucket.startswith(S3_SCHEME) else ("begin", "begun")
-    driver.tell(f"{command} {bucket} {tmp_path}")
-    assert [*driver.answers()] == [answer]
+    """Until files were read, a run was lost, and on S3 a table was read; then a file is deleted."""
+    steps = ("begin", "begun") if bucket.startswith(S3_SCHEME) else ("load", "loaded")
+    files = lead_life(driver, bucket, tmp_path, *steps)
     filesystem, root = open_store(f"{bucket}/life")
+    data_file = next(path for path in files if path.endswith(".parquet"))
+    filesystem.delete_file(data_file)
+    assert data_file not in list_files(filesystem, root)
+
+
+@pytest.mark.slow
+def test_a_whole_life_in_a_store(bucket, driver, tmp_path):
+    """With a late line, and an undo."""
+    lead_life(driver, f"{bucket}/whole", tmp_path, "live", "lived")
+
+
+def list_files(filesystem: pafs.FileSystem, root: str) -> set[str]:
     infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
-    paths = [info.path for info in infos]
-    assert any("/warehouse/stg_orders/" in path for path in paths), "it was led elsewhere"
-    assert any("/landing/orders/" in path for path in paths)
+    return {info.path for info in infos if info.is_file}
+
+
+def lead_life(driver: Driver, url: str, folder: Path, command: str, answer: str) -> set[str]:
+    """What the driver does in a folder of a bucket; the files of it."""
+    driver.tell(f"{command} {url} {folder}")
+    assert [*driver.answers()] == [answer]
+    filesystem, root = open_store(f"{url}/life")
+    files = list_files(filesystem, root)
+    assert any("/warehouse/raw_orders/" in path for path in files), "it was led elsewhere"
+    assert any("/landing/orders/" in path for path in files)
+    return files
 
 
 def test_no_commit_of_several_writers_is_lost(bucket, driver):
     """A driver of Spark and delta-rs, which know nothing of one another."""
-    race_for_commits(f"{bucket}/contested", [driver])
+    race_for_commits(f"{bucket}/contested", [driver], COMMITS)
 
 
 @pytest.mark.slow
 def test_no_commit_of_several_drivers_is_lost(bucket, driver, other_driver):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
-    race_for_commits(f"{bucket}/contested-by-drivers", [driver, other_driver])
+    race_for_commits(f"{bucket}/contested-by-drivers", [driver, other_driver], COMMITS_OF_TWO)
 
 
-def race_for_commits(url: str, drivers: Sequence[Driver]) -> None:
+def race_for_commits(url: str, drivers: Sequence[Driver], commits: int) -> None:
     """Drivers and delta-rs commit at the same time: each row that was committed is there, once."""
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))
     for driver in drivers:
-        driver.tell(f"insert {url} {COMMITS}")
+        driver.tell(f"insert {url} {commits}")
     answers = ["first"]
 
     def follow_driver(driver: Driver) -> None:
