@@ -1,4 +1,4 @@
-"""The chain of `lived_tables` where an order counts ten times, and in the next schema besides."""
+"""The chain of `lived_tables` where an order counts ten times."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from backfill_assets_tests.lived_tables import (
     added_up,
     counted,
     highest,
+    noted,
 )
 
 #: So much an order counts in `activity`.
@@ -26,7 +27,7 @@ POINTS = 10
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
-    return counted(orders, visits, POINTS)
+    return counted(orders, visits, POINTS, note=noted("note of "))
 
 
 @table(Peak)

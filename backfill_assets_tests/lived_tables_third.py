@@ -9,7 +9,7 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,
@@ -19,6 +19,7 @@ from backfill_assets_tests.lived_tables import (
     added_up,
     counted,
     highest,
+    noted,
 )
 from backfill_assets_tests.lived_tables_after import POINTS
 
@@ -29,8 +30,9 @@ class Remarked(pa.DataFrameModel):
     """The score of each customer on a day."""
 
     run_date: T.DateType = Field(description="The day.")
-    customer_id: T.StringType = Field(description="The customer.")
+    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
     score: T.LongType = Field(description="Orders and visits.")
+    share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
     remark: T.StringType = Field(nullable=True, description="A note.", metadata=_OPTIONAL)
 
     class Config:
@@ -44,7 +46,7 @@ class Remarked(pa.DataFrameModel):
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
-    return counted(orders, visits, POINTS).withColumnRenamed("note", "remark")
+    return counted(orders, visits, POINTS, remark=noted("note of "))
 
 
 @table(Peak)

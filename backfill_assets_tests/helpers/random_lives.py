@@ -8,20 +8,22 @@ the package but to read its records and states.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from deltalake import DeltaTable
 
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, SWITCH_OVER, CommitRecord
+from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import Settings
 from backfill_assets_tests.helpers.pipeline import Pipeline
+from backfill_assets_tests.lived_tables import SHARES
 
 DAY = timedelta(days=1)
 WINDOW = 1
@@ -40,10 +42,30 @@ def _read_rows(url: str, version: int, partition: str) -> Mapping[date, list[dic
     return rows_by_day
 
 
-def _make_staged_rule(raw: str, key: str, *times: str) -> Callable[[Read, date, int], Rows]:
+class Code(NamedTuple):
+    """What a version of the code of `activity` makes.
+
+    Attributes:
+        points: what an order counts.
+        note: the note of a customer with a score.
+        schema_version: of its columns.
+    """
+
+    points: int
+    note: Callable[[str | None, int], object]
+    schema_version: int
+
+
+#: Of another table.
+NO_CODE = Code(0, lambda _customer, _score: None, 1)
+#: The schema version that dropped the note.
+_WITHOUT_NOTE = 3
+
+
+def _make_staged_rule(raw: str, key: str, *times: str) -> Callable[[Read, date, Code], Rows]:
     """The greatest version of each key among the lines that came in time."""
 
-    def staged_rows(read: Read, day: date, _points: int) -> Rows:
+    def staged_rows(read: Read, day: date, _code: Code) -> Rows:
         lines = [row for n in range(WINDOW + 1) for row in read(raw, day + n * DAY)]
         greatest: dict[str, dict[str, Any]] = {}
         for line in lines:
@@ -55,25 +77,37 @@ def _make_staged_rule(raw: str, key: str, *times: str) -> Callable[[Read, date, 
     return staged_rows
 
 
-def _activity_rows(read: Read, day: date, points: int) -> Rows:
-    scores: Counter[str] = Counter()
+def _activity_rows(read: Read, day: date, code: Code) -> Rows:
+    scores: Counter[str | None] = Counter()
     for row in read("stg_orders", day):
-        scores[row["customer_id"]] += points
+        scores[_known(row["customer_id"])] += code.points
     for row in read("stg_visits", day):
-        scores[row["user_id"]] += 1
-    return Counter(scores.items())
+        scores[_known(row["user_id"])] += 1
+    return Counter(
+        (customer, score, _exact(SHARES[score % len(SHARES)]), code.note(customer, score))
+        for customer, score in scores.items()
+    )
 
 
-def _peak_rows(read: Read, day: date, _points: int) -> Rows:
-    best: dict[str, int] = {}
+def _known(customer: str) -> str | None:
+    return None if customer == "c" else customer
+
+
+def _exact(value: object) -> object:
+    """A value that is equal to itself: all NaN are the same, and -0.0 counts as 0.0."""
+    return repr(value + 0.0) if isinstance(value, float) else value
+
+
+def _peak_rows(read: Read, day: date, _code: Code) -> Rows:
+    best: dict[str | None, int] = {}
     for n in range(3):
         for row in read("activity", day - n * DAY):
             best[row["customer_id"]] = max(row["score"], best.get(row["customer_id"], 0))
     return Counter(best.items())
 
 
-def _balance_rows(read: Read, day: date, _points: int) -> Rows:
-    sums: Counter[str] = Counter()
+def _balance_rows(read: Read, day: date, _code: Code) -> Rows:
+    sums: Counter[str | None] = Counter()
     for row in [*read("balances", day - DAY), *read("activity", day)]:
         sums[row["customer_id"]] += row["score"]
     return Counter(sums.items())
@@ -83,8 +117,14 @@ def _balance_rows(read: Read, day: date, _points: int) -> Rows:
 class Rule:
     """How a table follows from others, and which columns of it that is about."""
 
-    rows: Callable[[Read, date, int], Rows]
+    rows: Callable[[Read, date, Code], Rows]
     columns: tuple[str, ...] = ("customer_id", "score")
+
+    def told_rows(self, rows: Iterable[dict[str, Any]]) -> Rows:
+        """Rows as far as the rule knows them."""
+        return Counter(
+            tuple(_exact(row.get(name, row.get("remark"))) for name in self.columns) for row in rows
+        )
 
 
 RULES = {
@@ -94,7 +134,7 @@ RULES = {
     "stg_visits": Rule(
         _make_staged_rule("raw_visits", "visit_id", "began_at", "sent_at"), ("visit_id",)
     ),
-    "activity": Rule(_activity_rows),
+    "activity": Rule(_activity_rows, ("customer_id", "score", "share", "note")),
     "peaks": Rule(_peak_rows),
     "balances": Rule(_balance_rows),
 }
@@ -123,7 +163,7 @@ class Claim:
         return f"{self.table}[{self.day}] has {beyond} and lacks {lacks}: {self.reason}"
 
 
-def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Claim]:
+def false_claims(pipeline: Pipeline, codes: Mapping[str, Code]) -> Iterator[Claim]:
     """Days whose rows are not what the recorded code makes of recorded inputs, or of those of now.
 
     Another writer, or a person who accepts code, answers for rows of theirs: both are on record.
@@ -132,7 +172,7 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
 
     Args:
         pipeline: the deployment.
-        points: by code version of `activity`, what an order counts.
+        codes: by code version of `activity`.
     """
     snapshot = Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
     ledgers = snapshot.ledgers
@@ -144,21 +184,33 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
             if ledger.current_record(day) is None or record.details.kind == ACCEPTED_CODE:
                 continue
             inputs = _Inputs(pipeline.settings, ledgers)
-            counts = points.get(record.code_version, 0)
-            rows = Counter(
-                tuple(row[column] for column in rule.columns)
-                for row in inputs.rows_at(name, ledger.version, day)
-            )
+            code = _code_since(ledger, codes.get(record.code_version, NO_CODE))
+            rows = rule.told_rows(inputs.rows_at(name, ledger.version, day))
             versions = {**record.inputs, name: _own_version(ledger, record, day)}
-            recorded = rule.rows(partial(inputs.as_of, versions), day, counts)
+            recorded = rule.rows(partial(inputs.as_of, versions), day, code)
             settled = states[day].is_good and day not in behind
             in_part = inputs.unnamed and _is_switched(ledger, record)
-            if rows != recorded and (settled or not in_part):
+            merged = any(other.is_merge and day in other.days for other in ledger.records)
+            if not _hold(rows, recorded, merged) and (settled or not in_part):
                 yield Claim(name, day, rows, recorded, f"the record names {dict(record.inputs)}")
             if settled:
-                current = rule.rows(inputs.current_rows, day, counts)
-                if rows != current and not inputs.external:
+                current = rule.rows(inputs.current_rows, day, code)
+                if not _hold(rows, current, merged) and not inputs.external:
                     yield Claim(name, day, rows, current, f"the state is {states[day].value}")
+
+
+def _code_since(ledger: Ledger, code: Code) -> Code:
+    """What is left of what a code made: a column that was dropped since is null."""
+    assert ledger.metadata is not None
+    stored = read_schema_version(ledger.metadata)
+    is_dropped = code.schema_version < _WITHOUT_NOTE <= stored
+    return code._replace(note=NO_CODE.note) if is_dropped else code
+
+
+def _hold(rows: Rows, expected: Rows, merged: bool) -> bool:
+    """Whether a day has the rows; a merge leaves rows of other keys in place."""
+    keys = {row[0] for row in expected}
+    return Counter(row for row in rows.elements() if not merged or row[0] in keys) == expected
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""The chain of `lived_tables_third`, whose `activity` has dropped `remark`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
+from backfill_assets_tests.lived_tables import (
+    SOURCES,
+    VISITS,
+    Activity,
+    Balance,
+    Peak,
+    added_up,
+    counted,
+    highest,
+)
+from backfill_assets_tests.lived_tables_after import POINTS
+
+
+class Plain(pa.DataFrameModel):
+    """The score of each customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
+    score: T.LongType = Field(description="Orders and visits.")
+    share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {**Activity.Config.metadata, "schema_version": 3}
+
+
+@table(Plain)
+def activity(
+    orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
+) -> DataFrame:
+    return counted(orders, visits, POINTS)
+
+
+@table(Peak)
+def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
+    return highest(activity)
+
+
+@table(Balance)
+def balances(
+    activity: Annotated[DataFrame, Reads(activity)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, activity)
+
+
+TABLES = [*SOURCES, activity, peaks, balances]
