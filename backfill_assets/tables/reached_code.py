@@ -6,6 +6,7 @@ tree, constants by their value, and objects of libraries by their name.
 """
 
 import ast
+import builtins
 import copyreg
 import enum
 import hashlib
@@ -365,11 +366,13 @@ class _Walk:
                 raise self._dead_end(str(error)) from error
             tree_names = {*_used_names(value.__code__)}
         else:
-            module = value if isinstance(value, ModuleType) else sys.modules[value.__module__]
+            # A module that was loaded from a path need not be among those that are imported.
+            is_module = isinstance(value, ModuleType)
+            module = value if is_module else sys.modules.get(value.__module__, builtins)
             names, tree_names = vars(module), None
             source = source_file(getattr(module, "__file__", None) or "", vars(module))
             trees = []
-            if source and isinstance(value, ModuleType):
+            if source and is_module:
                 trees = [source.tree]
             elif source:
                 trees = source.classes_named(value.__qualname__)
