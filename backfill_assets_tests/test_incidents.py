@@ -66,6 +66,11 @@ def test_nothing_is_wrong():
     assert find_incidents(make_snapshot(ledgers(), today=day(1))) == []
 
 
+def test_a_source_may_be_watched_without_its_late_lines():
+    few = {table.name: make_healthy_ledgers()[table.name] for table in (RAW, REJECTED, STAGED)}
+    assert find_incidents(make_snapshot(few)) == []
+
+
 # --- days that are missing ------------------------------------------------------------------------
 
 

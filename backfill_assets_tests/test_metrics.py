@@ -17,7 +17,7 @@ from backfill_assets.cli import main
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.metrics import GAUGES, format_metrics, read_metrics
 from backfill_assets.monitoring.states import DayState, Snapshot
-from backfill_assets.orders.tables import FACT, LATE, RAW
+from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
@@ -53,6 +53,13 @@ def figures_of(
     deployment = Deployment(load_settings(**settings))
     instance = instance or dg.DagsterInstance.ephemeral()
     return parse_figures(format_metrics(read_metrics(deployment, snapshot, instance)))
+
+
+def test_of_a_source_without_late_lines_nothing_is_told_of_them():
+    whole = make_healthy_ledgers()
+    few = {table.name: whole[table.name] for table in (RAW, REJECTED)}
+    assert ("late_lines", LATE.name, "false") in figures_of(make_snapshot(whole))
+    assert "late_lines" not in {name for name, *_ in figures_of(make_snapshot(few))}
 
 
 def test_a_healthy_deployment():

@@ -243,7 +243,8 @@ def _rejected_incidents(snapshot: states.Snapshot, log: str) -> list[Incident]:
 
 def _late_money_incidents(snapshot: states.Snapshot, source: Source) -> list[Incident]:
     """Return an incident for each recent log day with late lines, as the commits record them."""
-    late = source.late.name
+    if (late := source.late.name) not in snapshot.ledgers:
+        return []
     table_names = " and in ".join([late, *snapshot.graph.current_tables(source.raw.name)])
     where = (
         f"they are in {table_names}"

@@ -102,7 +102,8 @@ def _commit_figures(
 def _late_figures(snapshot: Snapshot) -> Iterator[_Figure]:
     """Yield the late lines of each source, as the commits record them."""
     for source in snapshot.graph.sources.values():
-        table = source.late.name
+        if (table := source.late.name) not in snapshot.ledgers:
+            continue
         labels = table, "false" if source.under(snapshot.policy).corrects else "true"
         records = snapshot.ledgers[table].latest.items()
         late = [record.details.late.get(day, (0, "0")) for day, record in records]

@@ -359,15 +359,16 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
 
 
 def _check_sources(place: str, tables: Mapping[str, Table]) -> None:
-    """Refuse a source of which some tables are missing: all of them are watched together."""
+    """Refuse a source without one of the tables that are loaded from its landing."""
     sources = {t.source.name: t.source for t in tables.values() if isinstance(t, SourceTable)}
     for source in sources.values():
-        if missing := [table.name for table in source.tables if table.name not in tables]:
+        loaded = [source.raw.name, source.rejected.name]
+        if missing := [name for name in loaded if name not in tables]:
             raise _settings_error(
                 place,
-                f"the source {source.name} is listed without {', '.join(missing)}, and its tables "
-                "belong together: list the source itself, which stands for all of them, as "
-                "[VISITS, visits_7d] does with the source VISITS",
+                f"the source {source.name} is listed without {', '.join(missing)}, and one run "
+                f"loads {' and '.join(loaded)}: list the source itself, which stands for all of "
+                "its tables, as [VISITS, visits_7d] does with the source VISITS",
             )
 
 
