@@ -525,6 +525,7 @@ def code_after(project):
     change_files.restore = restore
     yield change_files
     restore()
+    forget_modules()
 
 
 def changed_places(change: str) -> set[tuple[str, int]]:

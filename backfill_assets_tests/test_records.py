@@ -827,7 +827,8 @@ def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
     """A change of this text means that all logs are read again, once."""
     fields = (
         "run_id code_version config_digest audit backfill_id launched_by inputs since days final "
-        "said commit_id reason git_commit git_dirty withdrawn because not_published release package"
+        "said commit_id reason git_commit git_dirty withdrawn because not_published release "
+        "package code_parts"
     )
     of_day = "rows digest verdict totals made_of nulls entries findings numbers made_under"
     details = (
