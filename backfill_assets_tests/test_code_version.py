@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -350,6 +351,11 @@ def forget_modules() -> None:
         del sys.modules[module]
     importlib.invalidate_caches()
     load_tables.cache_clear()
+
+
+def import_project(module: str) -> ModuleType:
+    """A module of the project."""
+    return importlib.import_module(module)
 
 
 @pytest.fixture(scope="module")
@@ -706,7 +712,7 @@ def test_a_module_that_is_named_counts_by_its_source_and_is_not_followed(before,
 def test_a_file_that_has_changed_since_it_was_imported_is_refused(project, code_after):
     """The version would be that of code which does not run."""
     forget_modules()
-    importlib.import_module("shop.tables")
+    import_project("shop.tables")
     path = project / "shop/helpers.py"
     text = path.read_text()
     try:
@@ -851,7 +857,7 @@ def test_a_version_can_be_read(before):
 
 def test_of_many_tables_of_a_module_its_file_is_parsed_once(project, monkeypatch):
     forget_modules()
-    rows = importlib.import_module("shop.rows")
+    rows = import_project("shop.rows")
     tables = {f"t{n}": rows.make_table(f"t{n}", n % 9 + 1) for n in range(100)}
     parsed_files = []
 
@@ -869,7 +875,7 @@ def test_of_many_tables_of_a_module_its_file_is_parsed_once(project, monkeypatch
 
 def test_the_code_of_an_asset_is_what_its_function_reaches(project, code_after):
     def version() -> str:
-        function = importlib.import_module("shop.helpers").total
+        function = import_project("shop.helpers").total
         return asset_version(function, TABLES["fact_daily_orders"])
 
     forget_modules()
@@ -901,7 +907,7 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
     names = ["wares", "wares_rules", "other_library", "numpy", "backfill_assets", "nowhere", ""]
     assert [project.has(name) for name in names] == [True, True, *[False] * 5]
     assert project.has("backfill_assets_guide.examples")
-    parts = reach({"use": importlib.import_module("wares.tables").use}, project).parts
+    parts = reach({"use": import_project("wares.tables").use}, project).parts
     assert parts["use → LIMIT"] == "1"
     for name in by_package:
         for module in [other for other in sys.modules if other.partition(".")[0] == name]:
