@@ -660,6 +660,18 @@ def test_what_differs_between_two_versions_is_told(before, code_after):
     assert told == dict(TOLD.values())
 
 
+def test_no_secret_is_told(before, code_after, monkeypatch):
+    """What a function takes from the environment goes into the log of the table."""
+    monkeypatch.setenv("SHOP_LIMIT", "s3cret")
+    after = code_after(
+        ("shop/settings.py", "LIMIT =", "API_TOKEN ="),
+        ("shop/spend.py", "settings.LIMIT", "settings.API_TOKEN"),
+    )
+    parts = parts_of_version(after.tables["by_limit"])
+    assert "by_limit → API_TOKEN" in parts
+    assert "s3cret" not in str(parts)
+
+
 def test_of_many_differences_the_first_are_told():
     old, new = ({f"f → {n}": str(n + more) for n in range(5)} for more in (0, 1))
     text = "f → 0: 0 → 1, f → 1: 1 → 2, f → 2: 2 → 3, and 2 more"

@@ -36,6 +36,7 @@ from pyspark.sql import Column
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
+from backfill_assets.runtime_versions import is_secret
 from backfill_assets.tables.project_source import (
     MISSING,
     DeadEndError,
@@ -159,7 +160,7 @@ class _Walk:
         if self._reads_docs:
             lines += [node.doc for node in self._nodes]
         lines += [f"{value}" for name, value in self._parts.items() if "→" in name]
-        shown = {name: _shown(text) for name, text in parts.items() if text != "@"}
+        shown = {name: _shown(name, text) for name, text in parts.items() if text != "@"}
         return ReachedCode(text_digest("\n".join(lines)), shown)
 
     def add_root(self, name: str, root: object) -> None:
@@ -433,8 +434,10 @@ def _free_name(name: str, names: Mapping[str, Any]) -> str:
     return free
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else text_digest(text)
+def _shown(name: str, text: str) -> str:
+    """A value as commits and messages show it: a long one, or a secret, by its digest."""
+    may_be_secret = "→" in name and is_secret(f"{name}={text}")
+    return text_digest(text) if may_be_secret or len(text) > _SHOWN else text
 
 
 def _sort_key(item: object) -> tuple[str, str]:
