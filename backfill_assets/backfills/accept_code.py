@@ -21,8 +21,8 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
-from backfill_assets.staleness.assess import other_code_reason
-from backfill_assets.tables.code_version import Code, format_code_change, parts_of_version
+from backfill_assets.staleness.assess import find_code_differences, other_code_reason
+from backfill_assets.tables.code_version import Code
 
 _ATTEMPTS = 10
 
@@ -122,10 +122,10 @@ def accept_code(
 
 def _find_differences(ledger: Ledger, days: Sequence[date], code: Code) -> list[str]:
     """By what the code that made days differs from the present one, as far as it is on record."""
-    parts = parts_of_version(code.table_version(ledger.table.name))
-    versions = sorted({ledger.latest[day].code_version for day in days})
-    changes = [format_code_change(ledger.code_parts.get(old, {}), parts) for old in versions]
-    return [*filter(None, changes)]
+    version = code.table_version(ledger.table.name)
+    old_versions = sorted({ledger.latest[day].code_version for day in days})
+    differences = [find_code_differences(ledger, old, version) for old in old_versions]
+    return [*filter(None, differences)]
 
 
 def _verify_sample(

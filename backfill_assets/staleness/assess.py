@@ -73,8 +73,13 @@ def recompute_reason(
 
 def other_code_reason(ledger: Ledger, old: str, new: str) -> str:
     """Return the reason for another code version, with what differs between both if known."""
-    differences = format_code_change(ledger.code_parts.get(old, {}), parts_of_version(new))
+    differences = find_code_differences(ledger, old, new)
     return f"other code: {differences}" if differences else "other code"
+
+
+def find_code_differences(ledger: Ledger, old: str, new: str) -> str:
+    """Return what differs between two code versions of a table; empty if it is not on record."""
+    return format_code_change(ledger.code_parts.get(old, {}), parts_of_version(new))
 
 
 def new_input_reason(names: Sequence[str]) -> str:
