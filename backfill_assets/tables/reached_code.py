@@ -146,27 +146,30 @@ class _Walk:
         self._texts: dict[int, tuple[str, list[int]]] = {}
         self._path: list[str] = []
         self._reads_docs = False
-        self._parts: dict[str, str] = {}
+        #: The texts of the roots, and of the values that functions, classes and modules use.
+        self._roots: dict[str, str] = {}
+        self._values: dict[str, str] = {}
         self._edges: list[int] = []
 
     def result(self) -> ReachedCode:
         """All that was added so far."""
-        lines = [f"{name}={value}" for name, value in self._parts.items() if "→" not in name]
+        lines = [f"{name}={text}" for name, text in self._roots.items()]
         lines += [f"{self._edges}", *(f"{node.text} {node.edges}" for node in self._nodes)]
-        parts = dict(self._parts)
+        if self._reads_docs:
+            lines += [node.doc for node in self._nodes]
+        lines += self._values.values()
+        parts = {name: _shown(text) for name, text in self._roots.items() if text != "@"}
+        for name, text in self._values.items():
+            parts[name] = text_digest(text) if is_secret(f"{name}={text}") else _shown(text)
         for node in self._nodes:
             text = node.text + (node.doc if self._reads_docs else "")
             parts[_free_name(node.name, parts)] = text_digest(text)
-        if self._reads_docs:
-            lines += [node.doc for node in self._nodes]
-        lines += [f"{value}" for name, value in self._parts.items() if "→" in name]
-        shown = {name: _shown(name, text) for name, text in parts.items() if text != "@"}
-        return ReachedCode(text_digest("\n".join(lines)), shown)
+        return ReachedCode(text_digest("\n".join(lines)), parts)
 
     def add_root(self, name: str, root: object) -> None:
         """Add an object by name."""
         self._path = [name]
-        self._parts[name] = self._text(root, self._edges)
+        self._roots[name] = self._text(root, self._edges)
 
     # --- values ---
 
@@ -408,7 +411,7 @@ class _Walk:
             return ""
         is_library = isinstance(target, type | ModuleType | BuiltinFunctionType | FunctionType)
         if not is_library:
-            self._parts[_free_name(f"{node.name} → {label}", self._parts)] = text
+            self._values[_free_name(f"{node.name} → {label}", self._values)] = text
             return ""
         return f"{label}={text}"
 
@@ -434,10 +437,9 @@ def _free_name(name: str, names: Mapping[str, Any]) -> str:
     return free
 
 
-def _shown(name: str, text: str) -> str:
-    """A value as commits and messages show it: a long one, or a secret, by its digest."""
-    may_be_secret = "→" in name and is_secret(f"{name}={text}")
-    return text_digest(text) if may_be_secret or len(text) > _SHOWN else text
+def _shown(text: str) -> str:
+    """A value as commits and messages show it: a long one by its digest."""
+    return text_digest(text) if len(text) > _SHOWN else text
 
 
 def _sort_key(item: object) -> tuple[str, str]:
