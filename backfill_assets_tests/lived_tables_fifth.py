@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-import pandera.pyspark as pa
 import pyspark.sql.types as T
-from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,
-    Activity,
     Balance,
     Peak,
     added_up,
@@ -22,22 +19,18 @@ from backfill_assets_tests.lived_tables import (
     noted,
 )
 from backfill_assets_tests.lived_tables_after import POINTS
+from backfill_assets_tests.lived_tables_fourth import Plain
 
 
-class Remarked(pa.DataFrameModel):
+class Remarked(Plain):
     """The score of each customer on a day."""
 
-    run_date: T.DateType = Field(description="The day.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
-    score: T.LongType = Field(description="Orders and visits.")
-    share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
     remark: T.StringType = nullable(1.0, 1.0, "Another note.")
 
-    class Config:
+    class Config(Plain.Config):
         """One row for each day and customer."""
 
-        strict = True
-        metadata: ClassVar = {**Activity.Config.metadata, "schema_version": 4}
+        metadata: ClassVar = {**Plain.Config.metadata, "schema_version": 4}
 
 
 @table(Remarked)
