@@ -128,8 +128,12 @@ def start_worker(
         process.stdout.close()
 
 
-def test_a_killed_process_is_noticed_and_its_run_is_retried(instance, tmp_path):
+@pytest.mark.parametrize("storage", ["files", "postgres"])
+def test_a_killed_process_is_noticed_and_its_run_is_retried(request, tmp_path, storage):
     """And no other is: neither in doubt, nor at once, nor for a process that comes after it."""
+    if storage == "postgres":
+        request.getfixturevalue("database")
+    instance = request.getfixturevalue("instance")
     run_id, other, later = (start_run(instance) for _ in range(3))
     with start_worker(instance, run_id, CHILDREN) as process:
         assert worker_health(instance, run_id) is WorkerStatus.RUNNING
@@ -171,6 +175,8 @@ def test_a_killed_process_is_noticed_and_its_run_is_retried(instance, tmp_path):
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/will_retry"] == "true"
     assert read_run(instance, other).status is DagsterRunStatus.STARTED
+    # With the storage in Postgres, the processes leave nothing in files.
+    assert bool([*Path(instance.root_directory).rglob("*.db")]) is (storage == "files")
 
 
 def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):

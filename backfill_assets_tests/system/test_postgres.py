@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -25,10 +22,7 @@ from backfill_assets.backfills.stages import _refuse_long_tag
 from backfill_assets.backfills.state_store import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import max_tag_bytes
-from backfill_assets.dagster_ext.launcher import PROCESS_TAG
-from backfill_assets.orders.tables import RAW
 from backfill_assets.postgres import PooledEventLog, PostgresStorage
-from backfill_assets.settings import load_settings
 from backfill_assets_tests.drills import drills
 from backfill_assets_tests.helpers.dagster_events import (
     DAYS,
@@ -36,9 +30,7 @@ from backfill_assets_tests.helpers.dagster_events import (
     asset_event,
     make_run_events,
 )
-from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
-from backfill_assets_tests.helpers.pipeline import day, order
 from backfill_assets_tests.helpers.postgres import Database, Server
 from backfill_assets_tests.helpers.process_kills import kill_random_process, wait_for
 
@@ -212,61 +204,6 @@ def test_pools_are_held_and_freed(instance):
     assert dg.materialize([pooled], instance=instance).success
     info = instance.event_log_storage.get_concurrency_info("alone")
     assert (info.slot_count, info.active_slot_count) == (1, 0)
-
-
-def make_impatient(configuration: Path) -> None:
-    """Look at once, and often, whether a run's process is gone."""
-    text = configuration.read_text()
-    for old, new in (
-        (
-            "class: WatchingRunLauncher\n",
-            "class: WatchingRunLauncher\n  config: {grace_seconds: 0}\n",
-        ),
-        ("poll_interval_seconds: 30", "poll_interval_seconds: 2"),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    configuration.write_text(text)
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
-def test_a_deployment(database, tmp_path):
-    """Daemons, queue, a backfill; a run whose process is killed; nothing left in files."""
-    folder = tmp_path / "landing" / "orders" / f"arrival_date={day(1)}"
-    folder.mkdir(parents=True)
-    (folder / "a.jsonl").write_text(json.dumps(order("o1", 1)) + "\n")
-    settings = load_settings(
-        landing=str(tmp_path / "landing"),
-        warehouse=str(tmp_path / "warehouse"),
-        start=day(1),
-        end=day(2),
-    )
-    deployment = ServedDeployment(tmp_path, settings)
-    make_impatient(deployment.home / "dagster.yaml")
-
-    def count_signed_on() -> int:
-        query = "SELECT count(*) FROM run_tags WHERE key = %s"
-        return database.ask(query, PROCESS_TAG)[0][0]
-
-    try:
-        deployment.stop_rebuilding()
-        backfill = deployment.launch([str(day(1))], [RAW.name])
-        while not count_signed_on():
-            time.sleep(0.2)
-        assert kill_random_process(deployment.home, "run worker", random.Random(0))
-        while not (status := deployment.status(backfill)).startswith("COMPLETED"):
-            time.sleep(1)
-        assert status == "COMPLETED_SUCCESS"
-        with deployment.instance() as instance:
-            assert isinstance(instance.event_log_storage, PooledEventLog)
-            runs = instance.get_runs()
-            (retried,) = [run for run in runs if "dagster/retry_number" in run.tags]
-            assert retried.is_success
-            assert instance.get_materialized_partitions(dg.AssetKey(RAW.name)) == {str(day(1))}
-        assert not list(deployment.home.rglob("*.db"))
-    finally:
-        deployment.stop()
 
 
 @pytest.mark.slow
