@@ -449,7 +449,21 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
     assert [len(request.window) for request in requests] == [3, 3, 1]
 
 
-def test_the_value_of_a_cohort_is_that_of_the_newest_day(engine, spark, tmp_path: Path) -> None:
+def test_the_value_of_a_cohort_is_that_of_the_newest_day(stateful: Pipeline) -> None:
+    """Of the days that there are; `test_reach` has the thirty days that it reads."""
+    stateful.run(1, 4, [cohort_value_30d.name])
+    assert {tuple(row.values()) for row in stateful.rows(cohort_value_30d.name)} == {
+        (day(1), "a", 3, Decimal("21.00"), day(6)),
+        (day(1), "b", 1, Decimal("2.00"), day(6)),
+        (day(4), "c", 1, Decimal("8.00"), day(6)),
+    }
+    latest = stateful.io_manager.ledger(cohort_value_30d).latest
+    numbers = [latest[day(n)].days[day(n)].numbers["count of open values"] for n in (1, 2, 4)]
+    assert numbers == [2, 0, 1]
+
+
+@pytest.mark.slow
+def test_the_value_of_a_cohort_is_that_of_thirty_days(engine, spark, tmp_path: Path) -> None:
     pipeline = make_pipeline(engine, tmp_path, end=day(33))
     late_order = {"id": "6", "n": 32, "c": "a", "amount": "16.00"}
     land_all(pipeline, [*ORDERED, late_order], 32)
