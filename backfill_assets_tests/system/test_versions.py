@@ -49,7 +49,7 @@ GONE = RETIRES + 100 * DAY
 DATES = {"start": date(2024, 1, 1), "end": date(2024, 2, 1)}
 PLACE = "backfill_assets_tests.version_tables_second:"
 MADE = ("spent", "spent_v2", "logged", "logged_v2", "most", "most_v2")
-STAGING = ("raw_orders", "raw_orders_rejected", "stg_orders")
+STAGING = ("raw_orders", "stg_orders")
 FIRST, SECOND = ("spent", "logged", "most"), ("spent_v2", "logged_v2", "most_v2")
 
 
