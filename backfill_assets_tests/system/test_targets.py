@@ -38,6 +38,7 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests import target_tables as tables_before
 from backfill_assets_tests import target_tables_after as tables_after
 from backfill_assets_tests.helpers.command_line import publish_facts
+from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
     copy_loaded,
@@ -98,24 +99,55 @@ def production(new, loaded, tmp_path: Path) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def loaded_with_target(engine, loaded, tmp_path_factory) -> Path:
-    """The same tables, and the target v2 of the code of after with its days built."""
+    """The same tables, and the target v2 of the code of after with its days built.
+
+    Nobody who reads production has noticed: no version, no row, no event.
+    """
     root = tmp_path_factory.mktemp("target")
     copy_loaded(loaded, root)
-    _, stages = build_shadow(Pipeline(engine, root, tables=AFTER, window_days=1))
+    after = Pipeline(engine, root, tables=AFTER, window_days=1)
+    before, at = after.digests(), log_versions(after)
+    _, stages = build_shadow(after)
     assert [stage.failure for stage in stages] == [""]
+    assert log_versions(after) == at
+    assert after.digests() == before
+    assert not after.materialized(SCORES)
     return root
+
+
+def copy_with_target(source: Path, root: Path) -> None:
+    """Copy a landing and its tables, a target among them, over those of another pipeline."""
+    for name in ("landing", "warehouse"):
+        shutil.copytree(source / name, root / name, dirs_exist_ok=True)
+    # The clones name the files of production in full.
+    old, new = (url_of(folder).encode() for folder in (source, root))
+    for file in (root / "warehouse" / targets.TARGETS_FOLDER).rglob("_delta_log/[0-9]*"):
+        if old in (content := file.read_bytes()):
+            file.write_bytes(content.replace(old, new))
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.fixture
 def built_target(production, loaded_with_target) -> None:
     """Production has the target v2 beside it, as `build_shadow` leaves it."""
-    shutil.copytree(loaded_with_target / "warehouse", production.warehouse, dirs_exist_ok=True)
-    # The clones name the files of production in full.
-    old, new = (str(root).encode() for root in (loaded_with_target, production.root))
-    for file in (production.warehouse / targets.TARGETS_FOLDER).rglob("_delta_log/[0-9]*"):
-        if old in (content := file.read_bytes()):
-            file.write_bytes(content.replace(old, new))
-            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    copy_with_target(loaded_with_target, production.root)
+
+
+@pytest.fixture(scope="module")
+def staged_beside_target(engine, loaded_with_target, tmp_path_factory) -> Path:
+    """The same; since then, fifty orders more of day 5 were staged, and are not scored."""
+    root = tmp_path_factory.mktemp("staged")
+    copy_with_target(loaded_with_target, root)
+    production = Pipeline(engine, root, tables=BEFORE, window_days=1)
+    lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
+    production.land(6, lines, "late.jsonl")
+    production.run(5, 6, STAGING)
+    return root
+
+
+@pytest.fixture
+def more_orders(production, staged_beside_target) -> None:
+    copy_with_target(staged_beside_target, production.root)
 
 
 def log_versions(pipeline: Pipeline) -> dict[str, int]:
@@ -146,15 +178,12 @@ def switch_refusal(pipeline: Pipeline) -> str:
     return message
 
 
+@pytest.mark.usefixtures("built_target")
 def test_a_target_from_end_to_end(production, new, spark):
+    """Its days were built in `loaded_with_target`, where nobody noticed."""
     after, before, at = new(), production.digests(), log_versions(production)
-    target, stages = build_shadow(after)
-    assert [stage.failure for stage in stages] == [""]
+    target = targets.load_target(after.deployment, "v2")
     assert target.tables == (SCORES, RANKS, STATE)
-    # Nobody who reads production notices: no version, no row, no event.
-    assert log_versions(production) == at
-    assert production.digests() == before
-    assert not after.materialized(SCORES)
     # Any reader of Delta's reads the fork; it has all days.
     rows = spark.read.format("delta").load(target.table_url(after.deployment, SCORES))
     assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
@@ -252,9 +281,15 @@ def test_the_same_as_the_backfill_in_place(new, loaded, tmp_path, monkeypatch):
     assert commit_log.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
+#: Without a table that carries state, which has its runs one after another in any case.
+RANKED, RANKED_AFTER = (
+    [*module.SOURCES, module.scores, module.ranks] for module in (tables_before, tables_after)
+)
+
+
 def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch):
     """Runs of different days wait for each other at a barrier: with one at a time, it breaks."""
-    after = new(partitions_per_run=1)
+    after = new(f"{__name__}:RANKED_AFTER", partitions_per_run=1)
     barrier, threads = Barrier(2, timeout=120), Counter()
     materialize = dg.materialize
 
@@ -270,13 +305,7 @@ def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch)
     assert len(threads) == 2
     run_switch_over(after)
     assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60}
-    assert read_scores(production, STATE) == {1: 1, 2: 3, 3: 6, 4: 10, 5: 60, 6: 120}
-
-
-#: Without a table that carries state, which has its runs one after another in any case.
-RANKED, RANKED_AFTER = (
-    [*module.SOURCES, module.scores, module.ranks] for module in (tables_before, tables_after)
-)
+    assert read_scores(production, RANKS) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60}
 
 
 @pytest.mark.slow
@@ -411,13 +440,11 @@ def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(
     assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 50, 5: 50, 6: 60, 7: 10, 8: 10}
 
 
-@pytest.mark.usefixtures("built_target")
+@pytest.mark.usefixtures("more_orders")
 def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, new):
     """A follower of the target reads day 5, which it has as it was."""
     after = new()
-    lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
-    production.land(6, lines, "late.jsonl")
-    production.run(5, 6, (*STAGING, SCORES))
+    production.run(5, 6, (SCORES,))
     assert read_scores(production)[5] == 55
     refused = after.failure(run_switch_over(after, fails=True))
     assert f"ranks [{day(5)}...{day(6)}] (new input)" in refused
@@ -428,20 +455,18 @@ def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, ne
     assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
 
 
-@pytest.mark.usefixtures("built_target")
+@pytest.mark.usefixtures("more_orders")
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(
     production, new, monkeypatch, is_killed
 ):
     """Between the commits of two tables; a later night makes it right, also if one is killed."""
     after = new()
-    lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
-    commit, waiting = commits.Writer.commit, [lines]
+    commit, waiting = commits.Writer.commit, [(SCORES,)]
 
     def commit_after_a_night(writer, *arguments):
         if writer.table.name == RANKS and waiting and "_targets" not in writer.url:
-            production.land(6, waiting.pop(), "late.jsonl")
-            production.run(5, 6, (*STAGING, SCORES), fails=is_killed)
+            production.run(5, 6, waiting.pop(), fails=is_killed)
             return None  # as where another commit of the table came first
         if is_killed and writer.table.name == SCORES and not waiting:
             raise KilledError
