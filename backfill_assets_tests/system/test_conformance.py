@@ -20,10 +20,10 @@ from backfill_assets.postgres import PooledEventLog
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers import object_stores, s3_server
 from backfill_assets_tests.helpers import pipeline as pipelines
-from backfill_assets_tests.helpers.conformance_life import conformance_life
+from backfill_assets_tests.helpers.conformance_life import begin_life, conformance_life
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.paths import PROJECT
-from backfill_assets_tests.helpers.pipeline import LAYERS
+from backfill_assets_tests.helpers.pipeline import LAYERS, day, run_undo
 from backfill_assets_tests.helpers.spark_cluster import MASTER, run_cluster
 
 #: Set in a nested session.
@@ -47,9 +47,13 @@ def test_a_life_with_dagsters_storage_in_postgres(engine, spark, database, tmp_p
 
     monkeypatch.setattr(pipelines, "instance_in", record_instance)
     # What Dagster keeps of one table is of the same kinds as of all.
-    conformance_life(engine, tmp_path, [RAW.name])
+    pipeline = begin_life(engine, tmp_path, [RAW.name])
     (instance,) = opened
     assert isinstance(instance.event_log_storage, PooledEventLog)
+    assert pipeline.materialized(RAW.name) == {str(day(n)) for n in (1, 2)}
+    (run,) = {record.run_id for record in pipeline.io_manager.ledger(RAW).records}
+    run_undo(pipeline, run)
+    assert pipeline.rows(RAW.name) == []
     instance.dispose()
 
 
