@@ -28,7 +28,7 @@ from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import ComparisonLimits
 from backfill_assets.imports.importer import ImportRequest, run_import
-from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, STAGED
+from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, REJECTED, STAGED
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.contracts.commit_tables import RETIRES
@@ -147,7 +147,7 @@ def _load_days(life: Life, spark: Any) -> Pipeline:
     life.note_commits("load", first.warehouse, (*TABLES, SCORES, NOTES))
     # More days; before the facts are made of them, a copy has them merged.
     made_of_days = (FACT.name, SCORES, NOTES)
-    tables = (*LAYERS, SCORES, NOTES)
+    tables = tuple(name for name in (*LAYERS, SCORES, NOTES) if name != REJECTED.name)
     backfill = {"dagster/backfill": "b1", "backfill_assets/reason": "more days"}
     first.run(1, 3, [name for name in tables if name not in made_of_days], tags=backfill)
     merging = life.copy("merging", first)
