@@ -21,7 +21,7 @@ STEPS = [text for text in code_blocks("docs/versions.md", "text") if text.starts
 (QUERY,) = (
     query for query in code_blocks("docs/versions.md", "text") if query.startswith("SELECT")
 )
-MADE = ("features", "features_v2", "training_daily_v2")
+MADE = ("features_v2", "training_daily_v2")
 READ = ("raw_orders", "stg_orders", "fact_daily_orders")
 
 
