@@ -292,26 +292,6 @@ def kinds_of(table: Table) -> set[str]:
     return {f"{f.dataType.simpleString()} {f.nullable}" for f in table.struct_type}
 
 
-class Answers(pa.DataFrameModel):
-    """Yes or no, or neither."""
-
-    day: T.DateType = pa.Field()
-    answer: T.BooleanType = pa.Field(nullable=True)
-
-    class Config:
-        metadata = {"partition": "day"}  # noqa: RUF012
-
-
-def test_booleans(spark, tmp_path):
-    table, url = Table("answers", Answers), str(tmp_path / "answers")
-    frame = spark.createDataFrame(
-        [(day(1), answer) for answer in (True, False, None)], table.struct_type
-    )
-    write_version(frame, table, url)
-    (fingerprint,) = measure_days(frame, table).values()
-    assert independent(url, 0, [day(1)]) == {day(1): fingerprint.sha256}
-
-
 #: Doubles of all kinds, by their bits: any, NaN with and without payload, the least, the greatest.
 DOUBLES = [
     *(random.Random(15).getrandbits(64) for _ in range(2000)),
@@ -367,12 +347,15 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
 
 
 def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
+    """Written without Spark, as the doubles above."""
     table, url = Table("measures", Measures), str(tmp_path / "measures")
-    for zero, nan in (("0.0D", "double('NaN')"), ("-0.0D", "-double('NaN')"), ("5e-324D", "null")):
-        frame = spark.sql(
-            f"SELECT DATE'2024-01-01' AS day, stack(2, {zero}, {nan}) AS number, 0.1F AS _version"
-        )
-        write_version(frame, table, url)
+    for zero, nan in ((0.0, math.nan), (-0.0, -math.nan), (5e-324, None)):
+        arrays = {
+            "day": pyarrow.array([day(1)] * 2),
+            "number": pyarrow.array([zero, nan], pyarrow.float64()),
+            "_version": pyarrow.array([0.1] * 2, pyarrow.float32()),
+        }
+        write_deltalake(url, pyarrow.table(arrays), mode="overwrite", partition_by=["day"])
     same, other = (diff_table(spark, url, table, {day(1): (0, version)}) for version in (1, 2))
     assert (same.summary_line, other.summary_line) == (
         "measures: 1 identical",
@@ -389,6 +372,7 @@ def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
 
 #: By type that a model may have beside those of the default tables: values that look alike.
 VALUES = {
+    "boolean": ["true", "false", "null"],
     "tinyint": ["-128Y", "null"],
     "smallint": ["7S", "-7S"],
     "decimal(38,10)": ["1E-10BD", "-1E-10BD", "0", "12345678901234567890.5", "null"],
@@ -669,9 +653,9 @@ def test_drift_sees_nulls(spark):
         spark.createDataFrame([tuple(r.values()) for r in rows], LATENESS.struct_type)
         for rows in ([none] * 50, [none] * 25 + [row] * 25)
     )
-    assert _measure_drift(before, after, LATENESS)["delay_days_max"].level == "large"
+    drift = _measure_drift(before, after, LATENESS)
+    assert (drift["delay_days_max"].level, drift["delay_days_p95"].level) == ("large", "none")
     assert _measure_drift(after, before, LATENESS)["delay_days_max"].level == "large"
-    assert _measure_drift(before, after, LATENESS)["delay_days_p95"].level == "none"
 
 
 def test_drift_of_a_report_warns(report):
@@ -929,8 +913,8 @@ def test_a_backfill(pipeline, spark):
     """What the assets publish agrees, also where a layer has not come to follow another yet."""
     pipeline.land(1, [order("a", 1), order("b", 1, "2.50", None), "{broken"])
     pipeline.land(2, [order("c", 2)])
-    names = (RAW.name, STAGED.name, FACT.name)
-    pipeline.run(1, 2, names)
+    names = (STAGED.name, FACT.name)
+    pipeline.run(1, 2, [RAW.name, *names])
     first = {name: pipeline.log(name).version() for name in names}
     pipeline.land(1, [order("d", 1, "-1.00")], "part-1.jsonl")
     pipeline.run(1, 2, [RAW.name, STAGED.name])
@@ -947,7 +931,7 @@ def test_a_backfill(pipeline, spark):
     changed = {
         name: [d.day.day for d in r.days_with(DayChangeKind.CHANGED)] for name, r in reports.items()
     }
-    assert changed == {name: [1] if name in (RAW.name, STAGED.name) else [] for name in names}
+    assert changed == {name: [1] if name == STAGED.name else [] for name in names}
     (corrected,) = reports[STAGED.name].days_with(DayChangeKind.CHANGED)
     assert corrected.difference_text == "rows +1, amount -1.00"
     assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
