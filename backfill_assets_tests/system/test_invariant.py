@@ -263,9 +263,11 @@ class Life:
         return self._undo_backfill(name)
 
     def _load_line(self, n: int, reason: str) -> None:
-        """Load a line into the raw log alone."""
-        self.history.append(f"{self._write_line(n)} of {n} {reason}")
-        self.production.run(n, n, RAW, fails=None)
+        """Load a line into the raw log of its source alone."""
+        line = self._write_line(n)
+        self.history.append(f"{line} of {n} {reason}")
+        source = "orders" if line.startswith("o") else "visits"
+        self.production.run(n, n, [name for name in RAW if source in name], fails=None)
 
     def undo_some_backfill(self) -> str:
         # What came last is undone most often, as by whoever has just made a mistake.
