@@ -13,7 +13,7 @@ import pytest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.test_utils import instance_for_test
 
-from backfill_assets import CURRENT, FACT, ORDERS, RAW, STAGED
+from backfill_assets import CURRENT, FACT, RAW, STAGED
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.calendar.partitions import DAYS_TAG, DaySet, Window
@@ -21,7 +21,6 @@ from backfill_assets.cli import main, runs
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.publish.types import REASON_TAG
-from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.pipeline import (
     START,
@@ -35,14 +34,13 @@ from backfill_assets_tests.helpers.pipeline import (
 LAST = 8
 PUBLISHED = (RAW.name, STAGED.name, FACT.name)
 
-GAPPED = [*ORDERS, features]
-#: One of each kind that reads other days than its own: all of them read the raw log.
-BY_DAY = (STAGED.name, CURRENT.name, features.name)
-DECLARED = "backfill_assets_tests.system.test_days_with_gaps:GAPPED"
+#: Those that read other days than their own: both read the raw log. Days of a table that reads the
+#: last days are set with gaps in `test_rolling.py`.
+BY_DAY = (STAGED.name, CURRENT.name)
 
 
 def make_pipeline(engine, root: Path) -> Pipeline:
-    pipeline = Pipeline(engine, root, land=False, tables=DECLARED)
+    pipeline = Pipeline(engine, root, land=False)
     write_invented_landing(pipeline.landing, start=START, days=LAST, orders_per_day=8, seed=5)
     return pipeline
 
