@@ -1,6 +1,7 @@
 """Tables of each kind, and of the examples each that reads its inputs in a way of its own.
 
-Late lines, lateness and corrections are compared with the orders in another time zone.
+Late lines, lateness, corrections and the rejected lines of orders are compared with the orders in
+another time zone.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ TABLES = [
     VISITS,
     active_users_7d,
 ]
-#: The tables that all sources have alike.
+#: The tables that all sources have alike. The rejected lines of visits break rules of their own.
 ALIKE = {
     CUSTOMER_CHANGES.staged.name,
+    *(s.rejected.name for s in (ORDER_LINES, CUSTOMER_CHANGES, PAGE_VIEWS)),
     *(s.late.name for s in (ORDER_LINES, CUSTOMER_CHANGES, PAGE_VIEWS, VISITS)),
     *(s.lateness.name for s in (ORDER_LINES, CUSTOMER_CHANGES, PAGE_VIEWS, VISITS)),
 }
