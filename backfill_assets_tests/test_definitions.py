@@ -19,7 +19,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.code_version import running_code
-from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT, VALIDATE_COMMAND
 
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
 KEYED = KEYLESS | {"unique_key"}
@@ -326,10 +326,7 @@ def test_a_bad_setting_is_refused_when_definitions_load(monkeypatch):
 
 def validate_workspace(tmp_path, **variables):
     return subprocess.run(
-        [
-            *(str(BIN / "dagster"), "definitions", "validate"),
-            *("-w", "workspace.yaml"),
-        ],
+        [str(BIN / "dagster"), *VALIDATE_COMMAND.split()[1:]],
         cwd=PROJECT,
         env={**os.environ, "DAGSTER_HOME": str(tmp_path), **variables},
         capture_output=True,

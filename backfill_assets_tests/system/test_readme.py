@@ -8,11 +8,13 @@ What the pages list (settings, states, alerts, errors, modules, columns) is comp
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -32,7 +34,7 @@ from backfill_assets_tests.helpers.docs_pages import (
     split_sections,
 )
 from backfill_assets_tests.helpers.docs_site import site_in
-from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT, VALIDATE_COMMAND
 from backfill_assets_tests.helpers.reader import Reader, reader_environment
 
 ALL = "\n".join(PAGES.values())
@@ -154,6 +156,11 @@ def check_activation(place: Place, command: str) -> None:
     ]
 
 
+def check_validation(_: Place, command: str) -> None:
+    """Another test gives this very command, of the same workspace."""
+    assert command == VALIDATE_COMMAND
+
+
 def check_settings(place: Place, command: str) -> None:
     """`export NAME=VALUE ...`: settings that exist, with values that are allowed."""
     code = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -186,7 +193,7 @@ KNOWN = {
     r"backfill-assets init shop": run_elsewhere,
     r"backfill-assets sample --days \d+": run_few_days,
     r"dagster asset materialize .*": run_command,
-    r"dagster definitions validate .*": run_command,
+    r"dagster definitions validate .*": check_validation,
     r"backfill-assets (doctor|jars --(s3|gs))": run_command,
     r"backfill-assets password \w+": check_password,
     r"dagster job execute .* -j housekeeping": run_on_one_table,
@@ -294,12 +301,13 @@ def test_the_demo_prints_what_the_readme_says(published):
 
 
 def run_python_blocks(place: Place, page: str) -> list[str]:
-    """What the blocks of a page print."""
+    """What the blocks of a page print, each in a namespace of its own."""
     outputs = []
     for block in code_blocks(page, "python"):
-        name = f"block_{runnable_blocks('python').index(block)}.py"
-        (place.root / name).write_text(block)
-        outputs.append(place.run(f"python {name}"))
+        printed = io.StringIO()
+        with chdir(place.root), redirect_stdout(printed):
+            exec(compile(block, page, "exec"), {"__name__": "__main__"})
+        outputs.append(printed.getvalue())
     return outputs
 
 
