@@ -189,6 +189,23 @@ def test_an_undo_has_a_footprint_as_well():
     assert reverted_days(after_undo, changed_days(after_undo, its)) == {day(1)}
 
 
+def test_the_undo_of_an_undo_is_undone_by_an_undo():
+    """Of a day that had rows before the backfill, and of one that had none."""
+    own_record = make_record(2, [1, 2], backfill_id="b")
+    both = ["2024-01-01...2024-01-02"]
+    undo, again, undone = (
+        make_record(n, numbers, withdrawn=withdrawn, details=CommitDetails(as_of={as_of: both}))
+        for n, as_of, numbers, withdrawn in [
+            (3, "1", [1], [2]),
+            (4, "2", [1, 2], []),
+            (5, "3", [1], [2]),
+        ]
+    )
+    history = make_ledger(make_record(1, [1]), own_record, undo, again, undone)
+    changes = changed_days(history, commits_of("run-00000004"))
+    assert reverted_days(history, changes) == {day(1), day(2)}
+
+
 def test_an_undo_is_not_undone_where_more_is_undone_after_it():
     history = make_ledger(
         make_record(1, [1]),

@@ -174,6 +174,9 @@ def test_what_was_made_of_others_as_well_is_refused(tables):
     scopes = tables.extents("nextnight")
     assert list_problems(scopes) == []
     assert days_by_table(scopes) == {RAW.name: ({5}, set()), STAGED.name: ({4, 5}, set())}
+    # A later run that finds the rows as they are to be changes nothing of it.
+    tables.make(STAGED, 4, [4], run="samerows", inputs={RAW.name: 3}, same=[4])
+    assert list_problems(tables.extents("nightrun")) == [problem]
 
 
 @pytest.mark.parametrize("how", ["by other code", "by another writer"])
@@ -212,6 +215,25 @@ def test_one_that_was_broken_off_goes_on(tables):
     scopes = tables.extents("nightrun")
     assert list_problems(scopes) == []
     assert days_by_table(scopes)[STAGED.name] == ({4}, set())
+
+
+@pytest.mark.parametrize("numbers", [[4], []], ids=["of the same log day", "of another log day"])
+@pytest.mark.parametrize("code", ["code", "other"])
+def test_a_killed_undo_whose_days_were_built_again_is_in_nobodys_way(tables, numbers, code):
+    """Before them a later load, of which only the log was put back, had a part in the same day."""
+    loaded, withdrawn = (numbers, []) if numbers else ([5], [5])
+    tables.load(3, loaded, run="laterrun", touches=[4])
+    tables.make(STAGED, 3, [4], run="followe2", inputs={RAW.name: 3}, code=code)
+    tables.undo(4, numbers, to=2, withdrawn=withdrawn, touches=[4])
+    tables.make(STAGED, 4, [4], run="followe3", inputs={RAW.name: 4}, code=code)
+    assert days_by_table(tables.extents("laterrun")) == {}
+    scopes = tables.extents("nightrun")
+    assert days_by_table(scopes)[STAGED.name] == ({3, 4}, set())
+    problem = (
+        "stg_orders [2024-01-04] has been written since, by run followe3 in version 4; undo that "
+        "first, or leave these days out"
+    )
+    assert list_problems(scopes) == ([] if code == "code" else [problem])
 
 
 class Undo:
@@ -490,6 +512,32 @@ def test_old_rows_whose_input_was_undone_before_the_change_come_back(tables):
     tables.undo(5, to=3, withdrawn=[4], touches=[3, 4])
     assert days_by_table(tables.extents("loadagain")) == {STAGED.name: ({3, 4}, set())}
     assert list_problems(tables.extents("loadagain")) == []
+
+
+def test_an_undo_that_was_undone_is_not_named(tables):
+    """The run has loaded twice, and between its loads another, which was undone and put back."""
+    tables.load(3, [4], run="wrongrun", touches=[4])
+    tables.load(4, [4], run="laterrun", touches=[3, 4])
+    tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 4})
+    tables.load(5, [5], run="wrongrun", touches=[3, 5])
+    tables.make(STAGED, 4, [3], run="followe3", inputs={RAW.name: 5})
+    tables.undo(6, [4], to=3, touches=[3, 4])
+    tables.undo(7, [4], to=5, touches=[3, 4])
+    assert list_problems(tables.extents("wrongrun")) == [
+        "raw_orders [2024-01-04] has been written since, by run laterrun in version 4; undo that "
+        "first, or leave these days out"
+    ]
+
+
+def test_a_day_that_keeps_its_rows_is_not_refused_for_what_its_old_record_was_made_of(tables):
+    tables.load(3, [4], run="laterrun", touches=[3])
+    tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 3})
+    tables.load(4, [5], run="wrongrun", touches=[3, 5])
+    tables.make(STAGED, 4, [3], run="followe3", inputs={RAW.name: 4}, same=[3])
+    tables.undo(5, [4], to=2, touches=[3])
+    scopes = tables.extents("wrongrun")
+    assert days_by_table(scopes) == {RAW.name: ({5}, set()), STAGED.name: (set(), {3})}
+    assert list_problems(scopes) == []
 
 
 # --- a table of its own past ----------------------------------------------------------------------

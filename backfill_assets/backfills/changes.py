@@ -134,9 +134,10 @@ class RowOrigins:
         versions, origins = self._timelines[day]
         end = len(versions) if version is None else bisect_right(versions, version)
         own_origin, reverted = self.origin_at(day, change.version_after), False
+        origin_before = self.origin_at(day, change.version_before)
         oldest = own_origin if own_origin <= change.version_before else _NEVER_WRITTEN
         for origin in origins[bisect_right(versions, change.version_after) : end]:
-            is_before = oldest <= origin <= change.version_before
+            is_before = origin == origin_before or oldest <= origin <= change.version_before
             reverted = origin != own_origin and (reverted or is_before)
         return reverted
 
@@ -167,21 +168,22 @@ def restored_versions(commit: CommitRecord) -> dict[date, int]:
     return {day: int(version) for version, days in ranges.items() for day in from_ranges(days)}
 
 
-def standing_versions(ledger: Ledger) -> Mapping[date, Sequence[int]]:
-    """By day, the versions of our commits that cover it and are not reverted since.
+def standing_commits(ledger: Ledger, is_own: CommitFilter) -> Mapping[date, Sequence[CommitRecord]]:
+    """By day, our commits that cover it or take it back and are not reverted since.
 
-    An undo removes the versions after the one it restores, and adds none.
+    An undo, unless it is what `is_own` selects, removes the commits after the version that it
+    restores, and adds none.
     """
-    versions_by_day: dict[date, list[int]] = defaultdict(list)
+    commits_by_day: dict[date, list[CommitRecord]] = defaultdict(list)
     for record in ledger.records:
         as_of = restored_versions(record)
-        for day in record.days:
-            versions = versions_by_day[day]
-            if day in as_of:
-                versions[:] = [version for version in versions if version <= as_of[day]]
+        for day in [*record.days, *record.revoked_days]:
+            commits = commits_by_day[day]
+            if day in as_of and day in record.days and not is_own(record, day):
+                commits[:] = [commit for commit in commits if commit.version <= as_of[day]]
             else:
-                versions.append(record.version)
-    return versions_by_day
+                commits.append(record)
+    return commits_by_day
 
 
 def publishing_commits(ledger: Ledger) -> dict[date, CommitRecord]:

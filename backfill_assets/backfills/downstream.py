@@ -7,7 +7,7 @@ digest depends on that day. So no rule here is for one table by name.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from backfill_assets.backfills.changes import (
@@ -20,7 +20,7 @@ from backfill_assets.backfills.changes import (
     overwritten_since,
     restored_versions,
     reverted_days,
-    standing_versions,
+    standing_commits,
     unchanged_days,
     written_days,
 )
@@ -147,7 +147,10 @@ def undo_scopes(
         ) -> bool:
             return is_direct(record, day) or tracker.is_downstream(record, day)
 
-        changes = changed_days(ledger, is_undone, origins)
+        changes = {
+            day: _without_superseded_commit(change, is_direct(change.last_commit, day))
+            for day, change in changed_days(ledger, is_undone, origins).items()
+        }
         upstream[table] = _UndoneDays(ledger, changes, origins)
         overwriting = overwritten_since(ledger, changes, origins)
         reverted = upstream[table].already_reverted | {
@@ -177,12 +180,16 @@ def undo_scopes(
                 *_mixed_input_problems(
                     tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
                 ),
-                *_reverted_input_problems(
-                    ledgers, policy, table, {**unchanged, **remaining}, scopes, upstream
-                ),
+                *_reverted_input_problems(ledgers, policy, table, remaining, scopes, upstream),
             ],
         )
     return scopes
+
+
+def _without_superseded_commit(change: DayChange, is_direct: bool) -> DayChange:
+    """A change without a commit of ours between if computed since: `_mixed_input_problems` asks."""
+    superseded = not is_direct and isinstance(change.commit_between, CommitRecord)
+    return replace(change, commit_between=None) if superseded else change
 
 
 class _UndoneDays:
@@ -433,31 +440,31 @@ def _mixed_input_problems(
     changes: Mapping[date, DayChange],
     is_direct: Callable[[CommitRecord, date], bool],
 ) -> Iterator[str]:
-    """Messages for downstream days that also depend on commits by others, which undo would drop."""
-    previous_records: dict[date, CommitRecord] = {}
+    """Messages for downstream days that also depend on commits by others, which undo would drop.
+
+    A day is judged by the last commit that wrote it: what others changed in its inputs, and what
+    was reverted there before that commit, has no part in the current rows.
+    """
     commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
     other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
-    standing = standing_versions(ledger)
-    for record in ledger.records:
-        for day in record.days:
-            change, previous = changes.get(day), previous_records.get(day)
-            if change is None or not _is_within(change, record.version) or is_direct(record, day):
-                continue
-            # A commit reverted since has no part in the current rows.
-            if record.version not in standing[day]:
-                continue
-            if other_input := tracker.find_other_input(previous, record, day):
-                commits_by_input[other_input[0]][day] = other_input[1]
-            # A commit that took the day back has made no rows, with no code.
-            if (
-                previous
-                and day in previous.days
-                and _is_within(change, previous.version)
-                and _differ_in_code(previous, record, day)
-            ):
-                other_code_commits[day] = record
-        standing_days = [day for day in record.days if record.version in standing[day]]
-        previous_records |= dict.fromkeys([*standing_days, *record.revoked_days], record)
+    standing = standing_commits(ledger, is_direct)
+    for day, change in changes.items():
+        commits = [c for c in standing[day] if c.version <= change.version_after]
+        is_downstream = [
+            day in commit.days and _is_within(change, commit.version) and not is_direct(commit, day)
+            for commit in commits
+        ]
+        if not any(is_downstream[-1:]):
+            continue
+        start = max((n for n, found in enumerate(is_downstream, 1) if not found), default=0)
+        previous, first, last = commits[start - 1] if start else None, commits[start], commits[-1]
+        if other_input := tracker.find_other_input(previous, last, day):
+            commits_by_input[other_input[0]][day] = other_input[1]
+        # A commit that took the day back has made no rows, with no code.
+        if previous and day in previous.days and _is_within(change, previous.version):
+            first = previous
+        if _differ_in_code(first, last, day):
+            other_code_commits[day] = last
     for name, commits_by_day in commits_by_input.items():
         for commit, days in _group_by_commit(commits_by_day):
             yield (
@@ -512,7 +519,8 @@ def _reverted_input_problems(
                 origin = origins.origin_at(input_day, version)
                 undo = origins.find_revert(input_day, origin, max(version, min(seen, before)))
                 as_of = remaining[input_day].version_before if input_day in remaining else current
-                if undo and origins.origin_at(input_day, as_of) < origin:
+                # Not if that undo is itself undone, by now or by this one.
+                if undo and all(origins.origin_at(input_day, v) < origin for v in (as_of, current)):
                     reverted[origin, undo].add(day)
         # A day that our reverted commit did not make stale holds none of its rows.
         stale_days = due_days(dependency, source)
