@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import (
     FACT,
+    MONTH,
     ORDERS,
     PREVIOUS_DAY,
     SELF,
@@ -17,7 +18,9 @@ from backfill_assets import (
     Answers,
     Reads,
     Source,
+    following_days,
     last_days,
+    previous,
     table,
     version_of,
 )
@@ -95,3 +98,26 @@ TABLES = [
     order_counts,
     taken_retired,
 ]
+
+
+@table(DailyOrders)
+def monthly(days: Annotated[DataFrame, Reads(balance, MONTH)]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def two_weeks(weeks: Annotated[DataFrame, Reads(weekly, previous(1, WEEK))]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def settled(orders: Annotated[DataFrame, Reads(STAGED, following_days(2))]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def balance_of_settled(
+    orders: Annotated[DataFrame, Reads(settled)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame: ...
+
+
+#: Each kind of reach, grain and state once.
+ALL_KINDS = [*TABLES, monthly, two_weeks, settled, balance_of_settled]

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 
 import msgspec
 import pytest
 
-from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import Reach
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit, Provenance
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.staleness.assess import (
+    assess,
     days_on_hold,
-    final_days,
-    missing_inputs,
     new_input_reason,
     recompute_reason,
-    recompute_reasons,
     refuse_other_code,
 )
-from backfill_assets.tables.table import Table
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Dependency, Table
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.helpers.invented_logs import (
     days,
@@ -34,6 +34,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     ledgers,
     make_raw_record,
     record,
+    snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.pipeline import START, day
 
@@ -41,7 +42,31 @@ POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touc
 
 # --- why a day is computed ------------------------------------------------------------------------
 
-NOW = ("fingerprint", "code", "config")
+
+def snapshot_table(
+    own: Ledger,
+    inputs: Iterable[Ledger] = (),
+    *,
+    code: str = "code",
+    settings: str = "config",
+    change: str = "",
+    fingerprints: Mapping[date, str] | None = None,
+) -> Snapshot:
+    """A table and its inputs, whose other inputs are empty, by the code and settings of now."""
+    name = own.table.name
+    return replace(
+        snapshot_ledgers(ledgers(*inputs, own), POLICY),
+        code_versions={name: code},
+        config_digests={name: settings},
+        changes={name: {day(1): change}},
+        digests={name: fingerprints} if fingerprints else {},
+    )
+
+
+def find_reason(own: Ledger, *inputs: Ledger, requested: bool = False, change: str = "") -> str:
+    """Why the first day is computed, if the fingerprint of its inputs is `fingerprint`."""
+    snapshot = snapshot_table(own, inputs, change=change)
+    return recompute_reason(snapshot, own.table.name, day(1), "fingerprint", requested)
 
 
 def set_fingerprint(
@@ -59,8 +84,8 @@ def external_commit(version: int, *numbers: int) -> ExternalCommit:
 
 
 #: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
-LEDGERS: Mapping[str | None, Ledger] = {
-    None: ledger(FACT, set_fingerprint(record(3, days(1)))),
+LEDGERS: Mapping[str, Ledger] = {
+    "": ledger(FACT, set_fingerprint(record(3, days(1)))),
     "never published": ledger(FACT, set_fingerprint(record(3, days(2)))),
     "external commit": ledger(
         FACT, set_fingerprint(record(3, days(1))), external=[external_commit(4, 1)]
@@ -79,29 +104,24 @@ STAGING = ledger(STAGED, set_fingerprint(record(1, days(1))))
 
 @pytest.mark.parametrize("reason", LEDGERS)
 def test_the_reason(reason):
-    fact_ledger = LEDGERS[reason]
-    assert recompute_reason(fact_ledger, day(1), *NOW, inputs=[STAGING]) == reason
+    assert find_reason(LEDGERS[reason], STAGING) == reason
 
 
 @pytest.mark.parametrize("reason", LEDGERS)
 def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
-    assert recompute_reason(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (
-        reason or "asked for"
-    )
+    assert find_reason(LEDGERS[reason], STAGING, requested=True) == (reason or "asked for")
 
 
 def test_rows_that_nobody_recorded():
     fact_ledger = ledger(FACT, set_fingerprint(record(3, days(1))))
-    assert (
-        recompute_reason(Ledger(FACT, 3, (), (), fact_ledger.measured), day(1), *NOW)
-        == "rows without a record"
-    )
+    unrecorded = Ledger(FACT, 3, (), (), fact_ledger.measured)
+    assert find_reason(unrecorded) == "rows without a record"
 
 
 def test_a_day_that_was_taken_back_counts_as_never_published():
     undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
     fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
-    assert recompute_reason(fact_ledger, day(1), *NOW) == "never published"
+    assert find_reason(fact_ledger) == "never published"
 
 
 def test_the_input_that_is_new_is_named():
@@ -119,24 +139,14 @@ def test_the_input_that_is_new_is_named():
             "new input: raw_orders",
         ),
     ):
-        assert (
-            recompute_reason(
-                ledger(LATENESS, lateness_record), day(1), *NOW, inputs=[rejected, raw]
-            )
-            == names
-        )
+        assert find_reason(ledger(LATENESS, lateness_record), rejected, raw) == names
 
 
 def test_who_knows_better_what_is_new_is_heard():
     for reason in ("new input: stg_orders", "input not on record"):
-        assert (
-            recompute_reason(LEDGERS[reason], day(1), *NOW, input_change="new files") == "new files"
-        )
-    assert (
-        recompute_reason(LEDGERS["other code"], day(1), *NOW, input_change="new files")
-        == "other code"
-    )
-    assert recompute_reason(LEDGERS[None], day(1), *NOW, input_change="new files") is None
+        assert find_reason(LEDGERS[reason], change="new files") == "new files"
+    assert find_reason(LEDGERS["other code"], change="new files") == "other code"
+    assert find_reason(LEDGERS[""], change="new files") == ""
 
 
 def test_the_name_of_each_changed_input_is_in_the_reason():
@@ -146,13 +156,13 @@ def test_the_name_of_each_changed_input_is_in_the_reason():
     unnamed = ledger(REJECTED, record(0, days(1)))
     lateness = ledger(LATENESS, built)
     inputs = [changed, unnamed, ledger(STAGED)]
-    reason = recompute_reason(lateness, day(1), *NOW, inputs=inputs)
-    assert reason == "new input: raw_orders, raw_orders_rejected"
+    assert find_reason(lateness, *inputs) == "new input: raw_orders_rejected, raw_orders"
     # Inputs without days are named after the others.
     whole = replace(lateness, references={"countries": "version 2", "rates": "version 7"})
-    reason = recompute_reason(whole, day(1), *NOW, inputs=inputs)
-    assert reason == "new input: raw_orders, raw_orders_rejected, countries, rates"
-    assert recompute_reason(whole, day(1), *NOW) == "new input: countries, rates"
+    assert find_reason(whole, *inputs) == (
+        "new input: raw_orders_rejected, raw_orders, countries, rates"
+    )
+    assert find_reason(whole) == "new input: countries, rates"
 
 
 def test_new_input_is_named_as_far_as_it_is_known():
@@ -162,8 +172,7 @@ def test_new_input_is_named_as_far_as_it_is_known():
 
 
 def test_a_person_who_asks_for_new_files_gives_them_as_the_reason():
-    current = LEDGERS[None]
-    assert recompute_reason(current, day(1), *NOW, True, input_change="new files") == "new files"
+    assert find_reason(LEDGERS[""], requested=True, change="new files") == "new files"
 
 
 def test_each_day_of_a_run_has_its_own_reason():
@@ -171,23 +180,19 @@ def test_each_day_of_a_run_has_its_own_reason():
     current = set_fingerprint(record(3, days((1, 4)), inputs={STAGED.name: 0}))
     facts = ledger(FACT, current)
     fingerprints = {day(1): "fingerprint", day(2): "other", day(3): "other", day(5): "fingerprint"}
-    code_and_settings = ("code", "config")
-    assert recompute_reasons(facts, fingerprints, [STAGING], *code_and_settings) == {
-        day(2): "new input: stg_orders",
-        day(3): "new input: stg_orders",
-        day(5): "never published",
-    }
-    assert recompute_reasons(
-        facts, fingerprints, [STAGING], *code_and_settings, days(1, 2, 4), {day(3): "new files"}
-    ) == {
-        day(1): "asked for",
-        day(2): "new input: stg_orders",
-        day(3): "new files",
-        day(5): "never published",
-    }
-    old_code = recompute_reasons(facts, {day(1): "fingerprint"}, [], "newer", "config")
-    old_settings = recompute_reasons(facts, {day(1): "fingerprint"}, [], "code", "newer")
-    assert (old_code, old_settings) == ({day(1): "other code"}, {day(1): "other settings"})
+    staged = ledger(STAGED, record(1, days((1, 9))))
+
+    def find_reasons(requested: Container[date] = (), **now: str) -> dict[int, str]:
+        snapshot = snapshot_table(facts, [staged], fingerprints=fingerprints, **now)
+        assessments = assess(snapshot, FACT.name, fingerprints, requested=requested)
+        assert not any(a.obstacle or a.on_hold or a.follows for a in assessments.values())
+        return {(d - START).days + 1: a.reason for d, a in assessments.items() if a.reason}
+
+    new = dict.fromkeys((2, 3), "new input: stg_orders")
+    assert find_reasons() == {**new, 5: "never published"}
+    assert find_reasons(days(1, 2, 4)) == {1: "asked for", **new, 5: "never published"}
+    assert find_reasons(code="newer")[1] == "other code"
+    assert find_reasons(settings="newer")[1] == "other settings"
 
 
 # --- days that a person put on hold ---------------------------------------------------------------
@@ -333,28 +338,47 @@ def test_each_input_is_held_to_its_own_settings():
 # --- days that an input lacks ---------------------------------------------------------------------
 
 
+class RequiredReach(Reach):
+    """All days that are read are required."""
+
+    def required_days(self, day: date) -> Sequence[date]:
+        return [*self.input_days(Window(day, day + DAY))]
+
+
+@dataclass(frozen=True)
+class InputDays:
+    """An input of which `lasting` days decide a day."""
+
+    ledger: Ledger
+    lasting: int
+
+    @property
+    def dependency(self) -> Dependency:
+        return Dependency(self.ledger.table, RequiredReach(before=self.lasting - 1))
+
+
 def input_of(
     table: Table, *published: int, other_settings: Sequence[int] = (), lasting: int = 1
-) -> TableSnapshot:
+) -> InputDays:
     """An input of whose days some were made under other settings, and `lasting` are read."""
     records = [record(0, days(*published)), record(1, days(*other_settings), config_digest="old")]
-
-    def reach(d: date) -> list[date]:
-        return [date.fromordinal(d.toordinal() - n) for n in reversed(range(lasting))]
-
-    return TableSnapshot(ledger(table, *records), True, pytest.fail).with_reach(reach, reach)
+    return InputDays(ledger(table, *records), lasting)
 
 
 def problems(
-    *inputs: TableSnapshot, failed: Mapping[str, Container[date]] | None = None
-) -> dict[int, list[str]]:
+    *inputs: InputDays, failed: Mapping[str, Collection[date]] | None = None
+) -> dict[int, str]:
     """By number of a day of the first four, why it cannot be built."""
-    settings = {STAGED.name: "config", CURRENT.name: "config"}
-    lacking = missing_inputs(
-        inputs, Window(day(1), day(5)), lambda table: settings[table.name], failed or {}
+    snapshot = Snapshot(
+        Graph({}, POLICY),
+        {FACT.name: ledger(FACT), **{x.ledger.table.name: x.ledger for x in inputs}},
+        config_digests={STAGED.name: "config", CURRENT.name: "config"},
+        failed=failed or {},
+        asset_inputs={FACT.name: tuple(x.dependency for x in inputs)},
     )
-    assert all(expected == Expectation(problems=expected.problems) for expected in lacking.values())
-    return {(d - START).days + 1: [*expected.problems] for d, expected in lacking.items()}
+    assessments = assess(snapshot, FACT.name, Window(day(1), day(5)))
+    assert all(a.reason == "never published" for a in assessments.values())
+    return {(d - START).days + 1: a.obstacle.text for d, a in assessments.items() if a.obstacle}
 
 
 OTHER_SETTINGS = "was made under other settings; rebuild these days first"
@@ -367,40 +391,40 @@ def test_nothing_is_lacking_where_all_input_days_are_published():
 
 def test_a_day_that_an_input_lacks_is_not_an_empty_one():
     assert problems(input_of(STAGED, 1, 3), input_of(CURRENT, 1, 2, 3)) == {
-        2: ["stg_orders[2024-01-02] has never been published"],
-        4: ["fact_daily_orders_current[2024-01-04] has never been published"],
+        2: "stg_orders[2024-01-02] has never been published",
+        4: "fact_daily_orders_current[2024-01-04] has never been published",
     }
     # All days that are lacking are named.
     assert problems(input_of(STAGED, 0, 2, 3, lasting=2)) == {
-        1: ["stg_orders[2024-01-01] has never been published"],
-        2: ["stg_orders[2024-01-01] has never been published"],
-        4: ["stg_orders[2024-01-04] has never been published"],
+        1: "stg_orders[2024-01-01] has never been published",
+        2: "stg_orders[2024-01-01] has never been published",
+        4: "stg_orders[2024-01-04] has never been published",
     }
-    assert problems(input_of(STAGED, 1, 4, lasting=3))[3] == [
+    assert problems(input_of(STAGED, 1, 4, lasting=3))[3] == (
         "stg_orders[2024-01-02...2024-01-03] has never been published"
-    ]
+    )
 
 
 def test_a_day_that_just_failed_upstream_is_not_replaced_by_its_older_rows():
     staged = input_of(STAGED, 0, 1, 2, 3, lasting=2)
     failed = {STAGED.name: days(2), CURRENT.name: days((1, 4))}
     assert problems(staged, failed=failed) == {
-        2: ["stg_orders[2024-01-02] failed in this run"],
-        3: ["stg_orders[2024-01-02] failed in this run"],
+        2: "stg_orders[2024-01-02] failed in this run",
+        3: "stg_orders[2024-01-02] failed in this run",
         # It failed as well, or was never built: what is not there is said.
-        4: ["stg_orders[2024-01-04] has never been published"],
+        4: "stg_orders[2024-01-04] has never been published",
     }
-    assert problems(input_of(STAGED, 1), failed={STAGED.name: days((2, 4))})[2] == [
+    assert problems(input_of(STAGED, 1), failed={STAGED.name: days((2, 4))})[2] == (
         "stg_orders[2024-01-02] failed in this run"
-    ]
+    )
 
 
 def test_input_days_of_other_settings_are_rebuilt_first():
     mixed = input_of(STAGED, 0, 1, 2, 3, 4, other_settings=[2, 3], lasting=2)
     assert problems(mixed) == {
-        2: [f"stg_orders[2024-01-02] {OTHER_SETTINGS}"],
-        3: [f"stg_orders[2024-01-02...2024-01-03] {OTHER_SETTINGS}"],
-        4: [f"stg_orders[2024-01-03] {OTHER_SETTINGS}"],
+        2: f"stg_orders[2024-01-02] {OTHER_SETTINGS}",
+        3: f"stg_orders[2024-01-02...2024-01-03] {OTHER_SETTINGS}",
+        4: f"stg_orders[2024-01-03] {OTHER_SETTINGS}",
     }
 
 
@@ -408,22 +432,15 @@ def test_what_is_lacking_is_said_before_what_has_other_settings():
     """Whichever input comes first; of two with other settings, the first one is named."""
     mixed = input_of(STAGED, 1, 3, other_settings=[2, 4])
     known = input_of(CURRENT, 1, 3, other_settings=[4])
-    lacking = ["fact_daily_orders_current[2024-01-02] has never been published"]
+    lacking = "fact_daily_orders_current[2024-01-02] has never been published"
     for inputs, first in (((mixed, known), STAGED), ((known, mixed), CURRENT)):
         assert problems(*inputs) == {
             2: lacking,
-            4: [f"{first.name}[2024-01-04] {OTHER_SETTINGS}"],
+            4: f"{first.name}[2024-01-04] {OTHER_SETTINGS}",
         }
-    assert problems(mixed, known, failed={STAGED.name: days(4)})[4] == [
+    assert problems(mixed, known, failed={STAGED.name: days(4)})[4] == (
         "stg_orders[2024-01-04] failed in this run"
-    ]
-
-
-def test_an_input_that_needs_no_day_lacks_none():
-    whole = replace(input_of(STAGED, 1, other_settings=[2]), needs_same_day=False)
-    assert problems(whole, failed={STAGED.name: days(3)}) == {
-        2: [f"stg_orders[2024-01-02] {OTHER_SETTINGS}"]
-    }
+    )
 
 
 # --- days that are final --------------------------------------------------------------------------
@@ -434,7 +451,7 @@ LOG = ledger(RAW, *(make_raw_record(n, days(n)) for n in range(1, 6)))
 
 def final_numbers(*known: Ledger, among: Container[date] | None = None) -> dict[str, set[int]]:
     """The numbers of the final days, by name of the tables that have such days."""
-    result = final_days(ledgers(*known), POLICY, among)
+    result = final_days(snapshot_ledgers(ledgers(*known), POLICY), among)
     # What is known of a day may always change, and so may what is kept by log day.
     assert result.keys() == {STAGED.name, FACT.name}
     return {name: {(d - START).days + 1 for d in found} for name, found in result.items() if found}

@@ -25,7 +25,13 @@ from backfill_assets.settings import load_settings
 from backfill_assets.shadow import switch
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    record,
+    snapshot_ledgers,
+)
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.planned_tables import after_balance, balance
@@ -102,7 +108,7 @@ class Tables:
         )
 
     def extents(self, name, only=None):
-        return undo_scopes(self.now(), name, POLICY, only)
+        return undo_scopes(snapshot_ledgers(self.now(), POLICY), name, only)
 
     def undo(self, version, numbers=(), *, to, withdrawn=(), **more):
         self.load(version, numbers, run=f"undo{version:04d}", withdrawn=withdrawn, as_of=to, **more)
@@ -557,7 +563,7 @@ def runs() -> InventedRuns:
 
 
 def find_scopes(runs, name, only=None):
-    return undo_scopes(runs.ledgers, name, runs.deployment.policy, only)
+    return undo_scopes(snapshot_ledgers(runs.ledgers, runs.deployment.policy), name, only)
 
 
 def test_each_day_that_was_built_upon_an_undone_one_goes_with_it(runs):

@@ -14,7 +14,7 @@ from dagster._core.test_utils import create_run_for_test
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillRequest, DayOutcome
+from backfill_assets.backfills.backfill_plan import ApiCallEstimate, DayOutcome
 from backfill_assets.backfills.forecast import (
     ROWS_OF_DAY,
     ROWS_OF_RUN,
@@ -43,6 +43,7 @@ from backfill_assets.orders.tables import (
     STAGED,
 )
 from backfill_assets.settings import load_settings
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import LoadPlan
 from backfill_assets.tables.code_version import Code
 from backfill_assets_guide.examples.customers.enrichment import RATES
@@ -91,14 +92,19 @@ def plan_same_days(tables, numbers):
 
 def forecast(runs, planned, *, rewrite=False, code=CODE, load_plans=None):
     """What is expected of the planned days of tables, by the number of the day."""
-    forecasts = forecast_days(
-        runs.deployment,
-        BackfillRequest(days=str(START), rewrite=rewrite),
-        {name: [day(n) for n in numbers] for name, numbers in planned.items()},
-        runs.ledgers,
-        code,
-        load_plans or {},
+    loads = {
+        name: load_plans[log]
+        for log, source in runs.deployment.graph.sources.items()
+        for name in (log, source.rejected.name)
+        if log in (load_plans or {})
+    }
+    snapshot = replace(
+        Snapshot.from_deployment(runs.deployment, runs.ledgers, code=code),
+        digests={name: load.load_digests for name, load in loads.items()},
+        changes={name: load.changes for name, load in loads.items()},
     )
+    planned_days = {name: [day(n) for n in numbers] for name, numbers in planned.items()}
+    forecasts = forecast_days(snapshot, planned_days, rewrite=rewrite)
     return {name: numbered(by_day, START) for name, by_day in forecasts.items()}
 
 

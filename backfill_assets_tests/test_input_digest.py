@@ -27,14 +27,18 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.staleness.input_digest import (
     HypotheticalLedger,
-    StateDigester,
     SwitchedLedger,
-    days_depending_on,
     input_digests,
 )
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
-from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    record,
+    snapshot_ledgers,
+)
 from backfill_assets_tests.helpers.pipeline import START, day
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
@@ -258,18 +262,17 @@ def test_the_fingerprint_of_a_stateful_day_is_known_before_the_day_before_is_pub
     references = {"countries": "version 3"}
     current = ledger(CURRENT, record(0, days((1, 3)), digest="orders"))
     values = ledger(customer_lifetime_value, record(0, days((1, 3)), digest="as it was"))
-    inputs = customer_lifetime_value.inputs(POLICY)
-    digester = StateDigester(
-        customer_lifetime_value.name, inputs, ledgers(current, values), references
-    )
-    assert digester.digest_day(day(3), "as it was") == hash_lines(
+    inputs, name = customer_lifetime_value.inputs(POLICY), customer_lifetime_value.name
+    known = ledgers(current, replace(values, references=references))
+    snapshot = snapshot_ledgers(known, POLICY)
+    assert snapshot.digest_following(name, day(3), "as it was") == hash_lines(
         "orders", "as it was", "countries version 3"
     )
     rebuilt = ledger(
         customer_lifetime_value, *values.records, record(1, days(2), digest="as it is")
     )
     assert (
-        digester.digest_day(day(3), "as it is")
+        snapshot.digest_following(name, day(3), "as it is")
         == (input_digests(inputs, ledgers(current, rebuilt), [day(3)], references)[day(3)])
     )
 
@@ -330,6 +333,13 @@ def test_what_depends_on_days_that_may_change(table, source, changing, expected,
     known = all_ledgers()
     known[table.name] = replace(known[table.name], references=references)
     of_days = days((1, 6))
-    dependent = days_depending_on(known, POLICY, table.name, of_days, source.name, days(*changing))
+    dependent = snapshot_ledgers(known, POLICY).days_depending_on(
+        table.name, of_days, source.name, days(*changing)
+    )
     assert dependent == days(*expected)
-    assert days_depending_on(known, POLICY, table.name, (), source.name, days(*changing)) == set()
+    assert (
+        snapshot_ledgers(known, POLICY).days_depending_on(
+            table.name, (), source.name, days(*changing)
+        )
+        == set()
+    )

@@ -7,13 +7,11 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
 import dagster as dg
-import msgspec
 import pandas as pd
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -26,17 +24,15 @@ from backfill_assets.assets import derived, input_frames
 from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.data_files import TableSnapshot, write_files
+from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.read_check import check_read
-from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.publish.types import ComputedDays, DayResult, Outcome
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.staleness.assess import missing_inputs, refuse_other_code
+from backfill_assets.staleness.assess import refuse_other_code
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.graph import config_digests
@@ -819,51 +815,6 @@ def test_the_run_tags_reach_the_write_path(pipeline):
 
 
 # --- what other settings made ---------------------------------------------------------------------
-
-
-def source_built_under(digest: str, n: int, *, by_day: bool = True) -> TableSnapshot:
-    """A source of days 1 to n, which these settings made."""
-    return TableSnapshot(
-        ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, fail_if_built
-    )
-
-
-def input_problems(manager, source: TableSnapshot) -> dict[int, str]:
-    expectations = missing_inputs([source], window(1, 6), manager.config_of, {})
-    return {d.day: expectation.problems[0] for d, expectation in expectations.items()}
-
-
-def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
-    manager = pipeline.io_manager
-    now = manager.config_digests[STAGED.name]
-    fine = source_built_under(now, 6)
-    assert input_problems(manager, fine) == {}
-    old = source_built_under("old", 3)
-    mixed = replace(fine, ledger=ledger(STAGED, *fine.ledger.records, *recommitted_records(old)))
-    assert input_problems(manager, mixed) == {
-        n: f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
-        for n in (1, 2, 3)
-    }
-    wide = mixed.with_reach(next_days(1).deciding_days(mixed.ledger))
-    assert input_problems(manager, wide) == {
-        1: "stg_orders[2024-01-01...2024-01-02] was made under other settings; rebuild these "
-        "days first",
-        2: "stg_orders[2024-01-02...2024-01-03] was made under other settings; rebuild these "
-        "days first",
-        3: "stg_orders[2024-01-03] was made under other settings; rebuild these days first",
-    }
-    assert input_problems(manager, replace(mixed, needs_same_day=False)) == {}
-    # What is not there at all goes first.
-    assert (
-        input_problems(manager, source_built_under("old", 5))[6]
-        == "stg_orders[2024-01-06] has never been published"
-    )
-
-
-def recommitted_records(source: TableSnapshot) -> list[CommitRecord]:
-    return [
-        msgspec.structs.replace(commit_record, version=1) for commit_record in source.ledger.records
-    ]
 
 
 def test_a_backfill_is_kept_to_the_settings_of_each_table():

@@ -16,7 +16,6 @@ from backfill_assets.delta.ledgers import (
     StoredFiles,
     TableMetadata,
     due_days,
-    graph_of_ledgers,
 )
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
@@ -25,11 +24,9 @@ from backfill_assets.delta.records import (
     Provenance,
     PublishedDay,
 )
-from backfill_assets.orders.tables import FACT, RAW, STAGED
-from backfill_assets.tables.graph import Graph
+from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.tables.table import Dependency
 from backfill_assets_tests.helpers.invented_logs import days, ledger, make_measured, record
-from backfill_assets_tests.helpers.invented_states import POLICY
 from backfill_assets_tests.helpers.pipeline import day
 
 #: Our commit of day 1 replaces its rows in version 3, or leaves those of version 1 as they are.
@@ -323,13 +320,6 @@ def test_the_code_of_a_restored_day_is_that_of_its_rows():
     restored = make_code_record(3, "undo", of_rows="old")
     assert facts(restored).code_of(restored, day(1)) == "old"
     assert facts().code_of(restored, day(1)) == "old"
-
-
-def test_the_graph_has_the_tables_of_the_ledgers_in_their_order():
-    all_ledgers = {table.name: Ledger(table) for table in (RAW, STAGED, FACT)}
-    graph = graph_of_ledgers(all_ledgers, POLICY)
-    assert graph == Graph.from_tables([RAW, STAGED, FACT], POLICY)
-    assert [*graph.tables] == [RAW.name, STAGED.name, FACT.name]
 
 
 @pytest.mark.parametrize(

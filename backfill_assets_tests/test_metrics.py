@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from backfill_assets.cli import main
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.metrics import GAUGES, format_metrics, read_metrics
-from backfill_assets.monitoring.states import DayState, Snapshot
+from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
@@ -48,7 +48,7 @@ def parse_figures(text: str) -> Figures:
 
 
 def figures_of(
-    snapshot: Snapshot, instance: dg.DagsterInstance | None = None, **settings
+    snapshot: MonitoringSnapshot, instance: dg.DagsterInstance | None = None, **settings
 ) -> Figures:
     deployment = Deployment(load_settings(**settings))
     instance = instance or dg.DagsterInstance.ephemeral()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from datetime import date
-from functools import partial
 from random import Random
 from typing import Annotated
-from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -36,20 +34,14 @@ from backfill_assets.backfills.reconcile import find_final_days_behind
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import LATE, RAW, DailyOrders
-from backfill_assets.publish.publisher import split_buildable_days
-from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.assess import (
-    final_days,
-    lacks_input,
-    missing_inputs,
-    recompute_reasons,
-)
+from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import Code
@@ -57,7 +49,13 @@ from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, config_digests, tables_of
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.web_events import Visit
-from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    record,
+    snapshot_ledgers,
+)
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import START, day
 
@@ -230,7 +228,9 @@ def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
 
 def list_stale_inputs(*records) -> dict[date, set[str]]:
     staged = ledger(STAGED, record(0, days((1, 3)), inputs={RAW.name: 0}))
-    result = find_stale_days(ledgers(staged, ledger(balance, *records)), POLICY, LATER)
+    result = find_stale_days(
+        snapshot_ledgers(ledgers(staged, ledger(balance, *records)), POLICY, LATER)
+    )
     return {d: {*entry.input_commits} for d, entry in result.open.get(balance.name, {}).items()}
 
 
@@ -250,7 +250,7 @@ def test_a_day_waits_for_the_day_before():
 
 def test_a_day_of_the_day_before_of_another_table_waits_for_that_day():
     staged = ledger(STAGED, record(0, days(1, 2, 4), inputs={RAW.name: 0}))
-    result = find_stale_days(ledgers(staged, ledger(yesterday)), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(staged, ledger(yesterday)), POLICY, LATER))
     assert result.open[yesterday.name].keys() == days(2, 3, 5)
 
 
@@ -286,7 +286,11 @@ def test_the_first_day_of_a_table_needs_the_day_before_of_an_input_that_begins_e
             ledger(VISITS.staged, record(0, days(5, 6), inputs={VISITS.raw.name: 0})),
             ledger(of_both),
         ]
-        return {*find_stale_days(ledgers(*table_ledgers), POLICY, LATER).open.get(of_both.name, ())}
+        return {
+            *find_stale_days(snapshot_ledgers(ledgers(*table_ledgers), POLICY, LATER)).open.get(
+                of_both.name, ()
+            )
+        }
 
     assert open_days(4, 5) == days(5, 6)
     assert open_days(5) == days(6)
@@ -302,7 +306,7 @@ def compute_final_days(
     log_days = days((1, last))
     raw = ledger(RAW, record(0, log_days, settled=log_days, event_days=log_days))
     stg = ledger(STAGED, record(0, log_days if staged is None else staged, inputs={RAW.name: 0}))
-    result = final_days(ledgers(raw, stg, ledger(balance, *records)), POLICY)
+    result = final_days(snapshot_ledgers(ledgers(raw, stg, ledger(balance, *records)), POLICY))
     return frozenset(result[balance.name])
 
 
@@ -438,10 +442,10 @@ def test_a_reconciliation_names_final_days_that_are_behind():
         record(0, built, final=final, inputs=inputs, config_digest=digests[yesterday.name]),
         record(1, days(3), final=days(3), inputs={STAGED.name: 1}),
     )
-    behind = find_final_days_behind(all_ledgers, POLICY, "bf", LATER)
+    behind = find_final_days_behind(snapshot_ledgers(all_ledgers, POLICY, LATER), "bf")
     # Day 3 was built since, and day 6 is open.
     assert behind == {yesterday.name: [day(4), day(5)]}
-    assert find_final_days_behind(all_ledgers, POLICY, "other", LATER) == {}
+    assert find_final_days_behind(snapshot_ledgers(all_ledgers, POLICY, LATER), "other") == {}
 
 
 def make_ledgers(chance: Random) -> dict[str, Ledger]:
@@ -466,49 +470,25 @@ def make_ledgers(chance: Random) -> dict[str, Ledger]:
 
 
 def find_refused_days(planned: Table, window: Window, known: Mapping[str, Ledger]) -> set[date]:
-    """The days of a window that a run refuses."""
-    digests = config_digests(SETTINGS)
-    config_of = lambda source: digests[source.name]  # noqa: E731
-    ledger_, inputs = known[planned.name], GRAPH.inputs[planned.name]
-    snapshots = [
-        TableSnapshot(known[dependency.source.name], True, None).with_reach(
-            dependency.reach.deciding_days(known[dependency.source.name]),
-            partial(GRAPH.required_days, dependency),
-        )
-        for dependency in inputs
-    ]
-    others = [snapshot for snapshot in snapshots if snapshot.table is not planned]
-    refused = missing_inputs(others, window, config_of, {})
-    if not carries_state(planned):
-        return {*refused}
-    fingerprints = input_digests(inputs, known, window)
-    reasons = recompute_reasons(
-        ledger_, fingerprints, [x.ledger for x in snapshots], "code", digests[planned.name]
-    )
-    plan = ComputePlan(
-        RunRequest(window, {}),
-        Mock(),
-        ledger_,
-        snapshots,
-        fingerprints,
-        {d: reason for d, reason in reasons.items() if d not in refused},
-        refused,
-    )
-    return {*split_buildable_days(plan, window, (), digests[planned.name])[1]}
+    """The days that a run of them refuses."""
+    snapshot = Snapshot(GRAPH, known, config_digests=config_digests(SETTINGS))
+    assessments = assess(snapshot, planned.name, window)
+    return {d for d, assessment in assessments.items() if assessment.obstacle}
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_plan_a_run_and_the_backlog_agree_on_what_cannot_be_built(seed):
     """Over invented ledgers: days, inputs and settings of all tables at random."""
     known = make_ledgers(Random(seed))
-    stale = find_stale_days(known, POLICY, LATER)
+    stale = find_stale_days(snapshot_ledgers(known, POLICY, LATER))
     window = Window(day(1), day(7))
     for planned in GRAPH.by_event_day:
         forecast = plan_days(GRAPH.tables[planned], window, *known.values())
         blocked = {*from_ranges([*forecast.lacking, *forecast.other_settings])}
         open_days = {*stale.open.get(planned, ())}
         present = known[planned].published_days | open_days
-        assert not any(
-            lacks_input(GRAPH, known, planned, d, own=d - DAY not in present) for d in open_days
-        ), planned
+        alone = assess(Snapshot(GRAPH, known), planned, open_days, in_order=False)
+        lacking = {d for d in open_days if alone[d].obstacle}
+        # The day before may be one of those that are built first.
+        assert not {d for d in lacking if d - DAY not in present}, planned
         assert blocked == find_refused_days(GRAPH.tables[planned], window, known), planned

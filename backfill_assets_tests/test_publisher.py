@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -24,6 +24,7 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.backfills.verify import ComparisonDestination
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
@@ -47,9 +48,9 @@ from backfill_assets.publish.types import (
 )
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.input_digest import StateDigester
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import SchemaError
+from backfill_assets.tables.table import Dependency, SchemaError
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.helpers.publish_rows import make_plan
@@ -128,6 +129,31 @@ def read_same_day(*inputs: Ledger) -> list[TableSnapshot]:
     return [TableSnapshot(source, True, None) for source in inputs]
 
 
+def snapshot_facts(
+    publisher: DeltaIOManager,
+    request: RunRequest,
+    own: Ledger,
+    sources: Sequence[TableSnapshot],
+    digests: Mapping[date, str],
+    changes: Mapping[date, str] | None = None,
+) -> Snapshot:
+    """What a run of a table of the same days as its inputs decides by; its code is that of a run."""
+    snapshot = publisher.snapshot(
+        request,
+        Graph({}, Policy(START, None, 2, 1, corrects=True, only_touched=True)),
+        {FACT.name: own, **{source.table.name: source.ledger for source in sources}},
+        digests={FACT.name: digests},
+        changes={FACT.name: changes or {}},
+        asset_inputs={FACT.name: tuple(Dependency(s.table, SAME_DAY) for s in sources)},
+    )
+    now = request.record["code_version"], request.record["config_digest"]
+    return replace(
+        snapshot,
+        code_versions={**snapshot.code_versions, FACT.name: now[0]},
+        config_digests={**snapshot.config_digests, FACT.name: now[1]},
+    )
+
+
 def plan_facts(
     own: Ledger,
     *inputs: Ledger,
@@ -136,7 +162,7 @@ def plan_facts(
     made_of: str = "input",
     request: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
-    **how: Any,
+    changes: Mapping[date, str] | None = None,
 ) -> ComputePlan:
     """The plan of some days of a table that was declared with `Reads(STAGED)`.
 
@@ -148,13 +174,15 @@ def plan_facts(
         made_of: the current input fingerprint of all of them.
         request: more of what the run asks.
         run: more of what is recorded of the run.
-        how: more of `plan_days`.
+        changes: what changed in the input, by day.
     """
     planned = days(*numbers)
     asked_for = RunRequest(DaySet.from_days(planned), {**RUN, **(run or {})}, **(request or {}))
     sources = read_same_day(*inputs or [staged()])
-    fingerprints = dict.fromkeys(sorted(planned), made_of)
-    return (publisher or make_publisher()).plan_days(asked_for, own, sources, fingerprints, **how)
+    publisher = publisher or make_publisher()
+    digests = dict.fromkeys(sorted(planned), made_of)
+    snapshot = snapshot_facts(publisher, asked_for, own, sources, digests, changes)
+    return publisher.plan_days(asked_for, FACT, snapshot, sources)
 
 
 def reasons_by_number(plan: ComputePlan) -> dict[int, str]:
@@ -342,7 +370,8 @@ def test_a_plan_has_what_it_was_made_from():
     request = RunRequest(WINDOW, RUN)
     sources, fingerprints = read_same_day(staged()), dict.fromkeys(WINDOW, "input")
     reasons = {day(1): "never published", day(3): "never published"}
-    plan = publisher.plan_days(request, own, sources, fingerprints)
+    snapshot = snapshot_facts(publisher, request, own, sources, fingerprints)
+    plan = publisher.plan_days(request, FACT, snapshot, sources)
     assert plan == ComputePlan(
         request=request,
         writer=publisher.writer(FACT),
@@ -351,10 +380,10 @@ def test_a_plan_has_what_it_was_made_from():
         fingerprints=fingerprints,
         reasons=reasons,
         refused={},
-        requested=reasons,
-        digester=None,
+        requested={*reasons},
+        snapshot=None,
     )
-    plan = publisher.plan_days(request, own, sources, fingerprints, session=start_another_session)
+    plan = publisher.plan_days(request, FACT, snapshot, sources, start_another_session)
     assert plan.writer == publisher.writer(FACT, start_another_session)
 
 
@@ -368,18 +397,12 @@ PUBLISHED = built(0, days(1, 2, 3), inputs={STAGED.name: 0})
         (PUBLISHED, {"made_of": "other"}, dict.fromkeys((1, 2, 3), "new input")),
         (
             PUBLISHED,
-            {"made_of": "other", "input_changes": {day(2): "a file came"}},
+            {"made_of": "other", "changes": {day(2): "a file came"}},
             {1: "new input", 2: "a file came", 3: "new input"},
         ),
         (PUBLISHED, {"run": {"code_version": "new"}}, dict.fromkeys((1, 2, 3), "other code")),
         (PUBLISHED, {"run": {"config_digest": "new"}}, dict.fromkeys((1, 2, 3), "other settings")),
         (PUBLISHED, {"request": {"rewrite": days(2)}}, {2: "asked for"}),
-        (PUBLISHED, {"recommitted": days(3)}, {3: "asked for"}),
-        (
-            PUBLISHED,
-            {"request": {"rewrite": days(1)}, "recommitted": days(3)},
-            {1: "asked for", 3: "asked for"},
-        ),
         (PUBLISHED, {"request": {"compares": True}}, dict.fromkeys((1, 2, 3), "asked for")),
         (built(0, days(1, 3)), {}, {2: "never published"}),
         (built(0, days(1, 3)), {"request": {"rewrite": days(2)}}, {2: "never published"}),
@@ -389,7 +412,7 @@ PUBLISHED = built(0, days(1, 2, 3), inputs={STAGED.name: 0})
 def test_why_a_day_is_computed(own, how, expected):
     plan = plan_facts(ledger(FACT, own), **how)
     assert reasons_by_number(plan) == expected
-    assert plan.requested == plan.reasons
+    assert plan.requested == plan.reasons.keys()
     assert plan.refused == {}
 
 
@@ -522,7 +545,7 @@ HELD = ledger(FACT, PUBLISHED, hold_days(1, {day(2): "new", day(3): "older"}))
 def test_a_day_on_hold_is_built_by_a_person_or_once_its_input_has_changed(run, request_, expected):
     plan = plan_facts(HELD, made_of="new", run=run, request=request_)
     assert reasons_by_number(plan).keys() == expected
-    assert plan.requested == plan.reasons
+    assert plan.requested == plan.reasons.keys()
     assert plan.refused == {}
 
 
@@ -597,13 +620,10 @@ def plan_balances(
     for name, reasons in (failed or {}).items():
         publisher.note_failed_days("this run", name, reasons)
     run = {**RUN, "launched_by": request.pop("launched_by", "person")}
-    return publisher.plan_days(
-        RunRequest(window, run, **request),
-        own,
-        snapshots,
-        dict.fromkeys(window, made_of),
-        digester=StateDigester(balance.name, inputs, known, {}),
-    )
+    asked_for = RunRequest(window, run, **request)
+    digests = {balance.name: dict.fromkeys(window, made_of)}
+    snapshot = publisher.snapshot(asked_for, graph, known, digests=digests)
+    return publisher.plan_days(asked_for, balance, snapshot, snapshots)
 
 
 NEW, NEXT = "never published", "new input: balance"
@@ -724,7 +744,7 @@ def published_balances(*numbers: int | tuple[int, int], **more) -> Ledger:
         (
             published_balances((1, 3), 5),
             {"window": Window(day(5), day(6)), "start": day(5), "made_of": "other"},
-            {5: "new input"},
+            {5: NEXT},
             {},
         ),
         (
@@ -744,7 +764,7 @@ def test_days_are_built_one_upon_the_other(own, how, reasons, problems):
 def test_days_that_follow_one_that_is_computed_were_not_asked_for():
     plan = plan_balances(published_balances(1, 3, 4), window=Window(day(1), day(5)))
     assert reasons_by_number(plan) == {2: NEW, 3: NEXT, 4: NEXT}
-    assert plan.requested == {day(2): NEW}
+    assert plan.requested == days(2)
 
 
 def test_what_is_only_compared_takes_the_published_day_before():
@@ -775,7 +795,7 @@ def test_no_day_is_built_upon_one_on_hold(held, expected):
     own = ledger(balance, hold_days(0, {day(n): made_of for n, made_of in held.items()}))
     plan = plan_balances(own, launched_by=NIGHTLY)
     assert reasons_by_number(plan) == expected
-    assert plan.requested == plan.reasons
+    assert plan.requested == plan.reasons.keys()
     # They wait, and have not failed.
     assert plan.refused == {}
     by_person = plan_balances(own)

@@ -38,6 +38,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     ledgers,
     make_raw_record,
     record,
+    snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.invented_states import POLICY, TODAY, make_healthy_ledgers
 from backfill_assets_tests.helpers.pipeline import day
@@ -272,7 +273,7 @@ def test_final_days_behind_a_backfill_are_those_that_read_what_it_changed():
         msgspec.structs.replace(make_raw_record(3, days(9), touches=days(9)), backfill_id="b-rest"),
     )
     all_ledgers = make_healthy_ledgers() | {RAW.name: raw}
-    behind = find_stale_days(all_ledgers, POLICY, TODAY)
+    behind = find_stale_days(snapshot_ledgers(all_ledgers, POLICY, TODAY))
     assert behind.final[STAGED.name].keys() == days(2, 3)
     assert behind.open[STAGED.name].keys() >= days(9)
     assert find_final_days_behind(all_ledgers, POLICY, "b", TODAY) == {STAGED.name: [day(2)]}

@@ -38,8 +38,8 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
-from backfill_assets.staleness.assess import final_days as all_final
-from backfill_assets.staleness.assess import settled_days, window_closed_at
+from backfill_assets.staleness.finality import final_days as all_final
+from backfill_assets.staleness.finality import settled_days, window_closed_at
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
 from backfill_assets.tables.graph import Graph
@@ -54,6 +54,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     make_measured,
     make_raw_record,
     record,
+    snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.pipeline import START, day
 
@@ -110,36 +111,38 @@ def with_rejected(raw: Ledger) -> tuple[Ledger, Ledger]:
 def list_stale_days(
     *table_ledgers: Ledger, policy: Policy = POLICY, today: date = LATER, table: Table = STAGED
 ) -> set[date]:
-    return open_days(find_stale_days(ledgers(*table_ledgers), policy, today), table)
+    return open_days(
+        find_stale_days(snapshot_ledgers(ledgers(*table_ledgers), policy, today)), table
+    )
 
 
 # --- backlog: the staged days behind the raw log --------------------------------------------------
 
 
 def test_empty_ledgers_have_no_backlog():
-    result = find_stale_days(ledgers(), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(), POLICY, LATER))
     assert not result.open
     assert not result.final
 
 
 def test_the_same_tables_are_looked_at_once():
     known = ledgers(*with_rejected(ledger(RAW, make_raw_record(0, days(1)))))
-    first = find_stale_days(known, POLICY, LATER)
+    first = find_stale_days(snapshot_ledgers(known, POLICY, LATER))
     assert first.open
-    assert find_stale_days({**known}, POLICY, LATER) is first
+    assert find_stale_days(snapshot_ledgers({**known}, POLICY, LATER)) is first
     for other in (
         ({**known, RAW.name: replace(known[RAW.name])}, POLICY, LATER),
         (known, replace(POLICY, window_days=1), LATER),
         (known, POLICY, day(400)),
     ):
-        result = find_stale_days(*other)
+        result = find_stale_days(snapshot_ledgers(*other))
         assert result is not first
-        assert find_stale_days(*other) is result
+        assert find_stale_days(snapshot_ledgers(*other)) is result
 
 
 def test_what_was_never_published_is_behind():
     raw = ledger(RAW, make_raw_record(0, days((1, 3))))
-    result = find_stale_days(ledgers(*with_rejected(raw)), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(*with_rejected(raw)), POLICY, LATER))
     assert open_days(result, STAGED) == days((1, 3))
     for name in (CURRENT.name, *BY_LOG_DAY):
         assert set(result.open[name]) == days((1, 3))
@@ -208,9 +211,9 @@ def test_window_rebuilds_all_open_days(window_days, log_day, to_rebuild, to_repo
     raw = ledger(RAW, make_raw_record(1, days((1, 5))), make_raw_record(2, days(log_day), ()))
     final = days((1, 5 - window_days))
     stg = ledger(STAGED, staged_record(0, days((1, 5)), raw=1, final=final))
-    result = find_stale_days(ledgers(raw, stg), policy, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), policy, LATER))
     assert open_days(result, STAGED) == days(*to_rebuild)
-    assert final_days(result, STAGED) == days(*to_report)
+    assert final_days(snapshot_ledgers(result, STAGED)) == days(*to_report)
 
 
 def test_window_needs_the_log_day_itself():
@@ -360,9 +363,9 @@ def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one(version
 def test_a_final_day_is_reported_and_never_rebuilt():
     raw = ledger(RAW, make_raw_record(1, days((1, 5))), make_raw_record(2, days(3), days((1, 3))))
     stg = ledger(STAGED, staged_record(0, days((1, 5)), raw=1, final=days(1, 2)))
-    result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), POLICY, LATER))
     assert open_days(result, STAGED) == days(3)
-    assert final_days(result, STAGED) == days(1, 2)
+    assert final_days(snapshot_ledgers(result, STAGED)) == days(1, 2)
     assert result.all_days(STAGED.name) == days(1, 2, 3)
     requests = [r for r in request_rebuilds(result, NO_LIMIT) if STAGED.name in r.tables]
     assert [request.window for request in requests] == [Window(day(3), day(4))]
@@ -375,8 +378,8 @@ def test_a_final_day_that_a_person_rebuilt_is_up_to_date():
         staged_record(0, days((1, 5)), raw=1, final=days(1)),
         staged_record(1, days(1, 3), raw=2, final=days(1), launched_by="person"),
     )
-    result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
-    assert final_days(result, STAGED) == open_days(result, STAGED) == set()
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), POLICY, LATER))
+    assert final_days(snapshot_ledgers(result, STAGED)) == open_days(result, STAGED) == set()
 
 
 def test_the_latest_record_decides_whether_a_day_is_final():
@@ -387,16 +390,16 @@ def test_the_latest_record_decides_whether_a_day_is_final():
         staged_record(0, days((1, 5)), raw=1, final=days(1)),
         staged_record(1, days(1), raw=1, launched_by="person"),
     )
-    result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), POLICY, LATER))
     assert open_days(result, STAGED) == days(1)
-    assert final_days(result, STAGED) == set()
+    assert final_days(snapshot_ledgers(result, STAGED)) == set()
 
 
 def test_a_day_whose_window_passed_in_a_downtime_is_not_final():
     """Its window is over, but it was last built before the lines of the week had been loaded."""
     raw = ledger(RAW, make_raw_record(1, days(1)), make_raw_record(2, days((2, 9)), days((1, 9))))
     stg = ledger(STAGED, staged_record(0, days(1), raw=1))
-    result = find_stale_days(ledgers(raw, stg), SHORT, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), SHORT, LATER))
     assert open_days(result, STAGED) == days((1, 9))
     assert not result.final
 
@@ -410,8 +413,8 @@ QUIET = [
 def test_a_day_whose_window_closed_quietly_is_final_as_well():
     raw = ledger(RAW, *QUIET, make_raw_record(4, days(2), days(1, 2)))  # files added to day 2
     stg = ledger(STAGED, *(staged_record(n, days(n), raw=n) for n in (1, 2, 3)))
-    result = find_stale_days(ledgers(raw, stg), SHORT, LATER)
-    assert final_days(result, STAGED) == days(1)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), SHORT, LATER))
+    assert final_days(snapshot_ledgers(result, STAGED)) == days(1)
     assert open_days(result, STAGED) == days(2)
 
 
@@ -488,7 +491,7 @@ def test_a_day_that_missed_a_line_of_its_window_is_built_once_more():
         *(staged_record(n, days(n), raw=n) for n in (1, 2)),
         staged_record(3, days(3), raw=4),
     )
-    result = find_stale_days(ledgers(raw, stg), SHORT, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), SHORT, LATER))
     assert open_days(result, STAGED) == days(1)
     assert not result.final
 
@@ -498,7 +501,7 @@ def test_a_crash_between_the_final_staged_day_and_its_facts():
         STAGED, staged_record(0, days(1), raw=1), staged_record(1, days(1), raw=3, final=days(1))
     )
     facts = ledger(FACT, fact_record(0, days(1), stg=0))
-    result = find_stale_days(ledgers(stg, facts), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(stg, facts), POLICY, LATER))
     assert open_days(result, FACT) == days(1)
     assert not result.final
     (request,) = request_rebuilds(result, NO_LIMIT)
@@ -513,8 +516,8 @@ def test_final_facts_wait_for_a_person():
         staged_record(1, days(1), raw=3, final=days(1), launched_by="person"),
     )
     facts = ledger(FACT, fact_record(0, days(1, 2), stg=0, final=days(1, 2)))
-    result = find_stale_days(ledgers(stg, facts), POLICY, LATER)
-    assert final_days(result, FACT) == days(1)
+    result = find_stale_days(snapshot_ledgers(ledgers(stg, facts), POLICY, LATER))
+    assert final_days(snapshot_ledgers(result, FACT)) == days(1)
     assert not result.open
     assert request_rebuilds(result, NO_LIMIT) == []
 
@@ -529,7 +532,7 @@ def test_what_follows_final_facts():
     old = ledger(CURRENT, current_record(0, days((1, 4)), raw=1, final=days(1)))
     known = ledger(CURRENT, *old.records, current_record(1, days(1), raw=2, final=days(1)))
     differ = ledger(CORRECTIONS, corrections_record(0, days((1, 4)), 0, 0, final=days(1)))
-    result = find_stale_days(ledgers(raw, stg, facts, old, differ), SHORT, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg, facts, old, differ), SHORT, LATER))
     assert {name: set(dates) for name, dates in result.open.items() if name in BY_EVENT_DAY} == {
         CURRENT.name: days(1)
     }
@@ -548,12 +551,17 @@ def test_lateness_follows_the_log_days_that_tell_of_the_same_orders():
     )
     built = {RAW.name: 1, REJECTED.name: 0}
     result = find_stale_days(
-        ledgers(
-            *with_rejected(raw),
-            *(ledger(TABLES[name], record(0, days((1, 6)), inputs=built)) for name in BY_LOG_DAY),
-        ),
-        POLICY,
-        LATER,
+        snapshot_ledgers(
+            ledgers(
+                *with_rejected(raw),
+                *(
+                    ledger(TABLES[name], record(0, days((1, 6)), inputs=built))
+                    for name in BY_LOG_DAY
+                ),
+            ),
+            POLICY,
+            LATER,
+        )
     )
     assert open_days(result, LATENESS) == days(2, 5)
     assert open_days(result, LATE) == days(2)
@@ -586,7 +594,7 @@ def test_what_is_known_follows_what_the_raw_log_says_of_it():
     )
     stg = ledger(STAGED, staged_record(0, days((1, 9)), raw=1))
     known = ledger(CURRENT, current_record(0, days((1, 9)), raw=1))
-    result = find_stale_days(ledgers(raw, stg, known), SHORT, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg, known), SHORT, LATER))
     assert open_days(result, STAGED) == days(8, 9)
     assert open_days(result, CURRENT) == days(1, 8, 9)
 
@@ -649,7 +657,7 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
     stg = ledger(STAGED, staged_record(0, days(3), raw=0))
     facts = ledger(FACT, fact_record(0, days(1), stg=0))
     known = ledger(CURRENT, current_record(0, days(1), raw=0))
-    result = find_stale_days(ledgers(facts, known, stg), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(facts, known, stg), POLICY, LATER))
     assert open_days(result, CORRECTIONS) == days(1)
     assert {r.tables for r in request_rebuilds(result, NO_LIMIT)} == {CHAIN[1:], CHAIN[3:]}
 
@@ -657,7 +665,9 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
 def test_a_reason_names_the_versions_that_are_needed():
     facts = ledger(FACT, fact_record(1, days(3, 4), stg=0))
     known = ledger(CURRENT, current_record(4, days(4), raw=0), current_record(5, days(3), raw=0))
-    reasons = find_stale_days(ledgers(facts, known), POLICY, LATER).open[CORRECTIONS.name]
+    reasons = find_stale_days(snapshot_ledgers(ledgers(facts, known), POLICY, LATER)).open[
+        CORRECTIONS.name
+    ]
     assert reasons[day(3)].commit_key == "fact_daily_orders@1,fact_daily_orders_current@5"
     assert reasons[day(4)].commit_key == "fact_daily_orders@1,fact_daily_orders_current@4"
 
@@ -1374,13 +1384,13 @@ def test_corrections_without_facts_are_not_asked_for():
         make_raw_record(1, days(1), run="going"),
         make_raw_record(2, days(9), (), current=days(1)),
     )
-    result = find_stale_days(ledgers(raw), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw), POLICY, LATER))
     busy = {"going": frozenset({RAW.name, STAGED.name})}
     asked_for = [r.tables for r in request_rebuilds(result, NO_LIMIT, busy) if day(1) in r.window]
     assert [tables for tables in asked_for if tables[0] in CHAIN] == [(CURRENT.name,)]
     # With the facts they are.
     stg = ledger(STAGED, staged_record(0, days(1), raw=1))
-    result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
+    result = find_stale_days(snapshot_ledgers(ledgers(raw, stg), POLICY, LATER))
     assert {r.tables for r in request_rebuilds(result, NO_LIMIT) if day(1) in r.window} >= {
         CHAIN[1:]
     }
@@ -1409,7 +1419,7 @@ class World:
         )
 
     def compute_backlog(self, today: date) -> StaleDays:
-        return find_stale_days(self.ledgers, self.policy, today)
+        return find_stale_days(snapshot_ledgers(self.ledgers, self.policy, today))
 
     def note_closed_days(self) -> None:
         """Note which days are closed: their window is shut, and they were up to date since."""
@@ -1513,7 +1523,9 @@ def test_whatever_happens_the_requests_end_with_every_open_day_up_to_date(
     history, only_touched, window_days, lag, per_run
 ):
     world = play_history(history, only_touched, window_days, lag, per_run)
-    _nothing_is_missed(world, final_days(world.compute_backlog(day(LAST + 9)), STAGED))
+    _nothing_is_missed(
+        world, final_days(snapshot_ledgers(world.compute_backlog(day(LAST + 9)), STAGED))
+    )
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])

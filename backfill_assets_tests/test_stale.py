@@ -47,6 +47,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     ledgers,
     make_raw_record,
     record,
+    snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.pipeline import START, day
 
@@ -68,7 +69,7 @@ def with_fingerprints(
 
 
 def stale_days(*known: Ledger, today: date = LATER, policy: Policy = POLICY) -> StaleDays:
-    return find_stale_days(ledgers(*known), policy, today)
+    return find_stale_days(snapshot_ledgers(ledgers(*known), policy, today))
 
 
 def by_number(reasons: Mapping[date, object]) -> dict[int, object]:
@@ -363,7 +364,7 @@ def test_each_input_of_each_table_makes_days_due():
     known = ledgers(log, staged)
     due = {
         (source, made): {*days_of(raw)}
-        for source, made, days_of in downstream_tables(known, POLICY)
+        for source, made, days_of in downstream_tables(snapshot_ledgers(known, POLICY))
         if source == RAW.name
     }
     assert due == {
@@ -373,7 +374,9 @@ def test_each_input_of_each_table_makes_days_due():
         (RAW.name, LATENESS.name): days(5, 6),
     }
     others = {
-        (source, made) for source, made, _ in downstream_tables(known, POLICY) if source != RAW.name
+        (source, made)
+        for source, made, _ in downstream_tables(snapshot_ledgers(known, POLICY))
+        if source != RAW.name
     }
     assert others == {
         (STAGED.name, FACT.name),
@@ -444,7 +447,7 @@ def revoked_log(*numbers: int, version: int = 2, before: Iterable[CommitRecord] 
 
 def affected(*known: Ledger) -> dict[str, set[int]]:
     """By table, the numbers of the days that were built from days that are taken back."""
-    result = built_from_revoked(ledgers(*known), POLICY)
+    result = built_from_revoked(snapshot_ledgers(ledgers(*known), POLICY))
     assert result.keys() == ledgers(*known).keys()
     return {name: {*by_number(dict.fromkeys(found))} for name, found in result.items() if found}
 

@@ -30,7 +30,7 @@ from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Inputs
-from backfill_assets_tests.helpers.invented_logs import make_measured
+from backfill_assets_tests.helpers.invented_logs import make_measured, snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import START, day
 
 #: What lands: the tables of these days are changed from outside.
@@ -79,7 +79,7 @@ class Life:
     def follow(self, run: str) -> None:
         """Build what is behind, table by table, as a night does."""
         for name in self.deployment.tables:
-            stale = find_stale_days(self.ledgers, self.deployment.policy, TODAY)
+            stale = find_stale_days(snapshot_ledgers(self.ledgers, self.deployment.policy, TODAY))
             if name not in LANDED and (days := stale.all_days(name)):
                 self.build(name, days, run)
 
@@ -107,8 +107,8 @@ class Life:
     def false_claims(self) -> list[tuple[str, date]]:
         """Days that count as up to date, and are not what their code makes of the inputs of now."""
         policy = self.deployment.policy
-        stale = find_stale_days(self.ledgers, policy, TODAY)
-        revoked = built_from_revoked(self.ledgers, policy)
+        stale = find_stale_days(snapshot_ledgers(self.ledgers, policy, TODAY))
+        revoked = built_from_revoked(snapshot_ledgers(self.ledgers, policy))
         return [
             (name, d)
             for name, ledger in self.ledgers.items()
@@ -216,7 +216,9 @@ class Life:
             self._scopes = versions, {}
         scopes = self._scopes[1]
         if run not in scopes:
-            scopes[run] = undo_scopes(self.ledgers, run, self.deployment.policy)
+            scopes[run] = undo_scopes(
+                snapshot_ledgers(self.ledgers, self.deployment.policy), run
+            )
         return scopes[run]
 
     def problems(self, run: str) -> list[str]:

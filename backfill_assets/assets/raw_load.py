@@ -78,17 +78,23 @@ class RawLoader:
         targets = load_targets(
             previous, listing, window, policy, accepted=self.accepted, close=self.close
         )
-        plan = self.publisher.plan_days(
+        snapshot = self.publisher.snapshot(
             request,
-            ledger,
-            [],
-            {day: target.manifest.content_digest() for day, target in targets.items()},
-            input_changes={
-                day: load_manifest.describe_change(previous.get(day), target)
-                for day, target in targets.items()
+            self.deployment.graph,
+            {table.name: ledger},
+            digests={
+                table.name: {
+                    day: target.manifest.content_digest() for day, target in targets.items()
+                }
             },
-            session=session,
+            changes={
+                table.name: {
+                    day: load_manifest.describe_change(previous.get(day), target)
+                    for day, target in targets.items()
+                }
+            },
         )
+        plan = self.publisher.plan_days(request, table, snapshot, [], session)
         if not plan.reasons:
             yield types.Candidate(plan)
             return

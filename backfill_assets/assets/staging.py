@@ -26,7 +26,7 @@ from backfill_assets.monitoring.lateness_page import key_figures, render_page
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.spark.frames import Cache, create_frame
-from backfill_assets.staleness.assess import window_closed_at
+from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
 from backfill_assets.transforms import dedup

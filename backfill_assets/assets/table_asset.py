@@ -39,7 +39,6 @@ from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, Share, cache_frames
-from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -378,7 +377,11 @@ class _TableStep:
         table, deployment = self.table, self.deployment
         ledger = self.publisher.ledger(table)
         dependencies = table.inputs(deployment.policy)
-        ledgers = {d.source.name: self.inputs[d.source.name].read_ledger() for d in dependencies}
+        # The ledger of a stateful table is one of them.
+        ledgers = {
+            d.source.name: ledger if d.source is table else self.inputs[d.source.name].read_ledger()
+            for d in dependencies
+        }
         references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
 
         def start_session() -> SparkSession:
@@ -396,16 +399,9 @@ class _TableStep:
             for dependency in dependencies
         }
         contents = _reference_digests(table, references, request.window)
-        plan = self.publisher.plan_days(
-            request,
-            ledger,
-            [*tables.values()],
-            input_digests(dependencies, ledgers, request.window, contents),
-            digester=StateDigester(table.name, dependencies, ledgers, contents)
-            if table.name in tables
-            else None,
-            session=start_session,
-        )
+        ledgers[table.name] = replace(ledger, references=contents)
+        snapshot = self.publisher.snapshot(request, deployment.graph, ledgers)
+        plan = self.publisher.plan_days(request, table, snapshot, [*tables.values()], start_session)
         return plan, self.provide_inputs(tables, references)
 
     def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:

@@ -24,11 +24,10 @@ from backfill_assets.backfills.changes import (
     unchanged_days,
     written_days,
 )
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, format_ranges
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledger, due_days
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
-from backfill_assets.staleness.input_digest import days_depending_on
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import downstream_tables
 from backfill_assets.tables.derived import carries_state
 
@@ -128,15 +127,15 @@ class UndoScope:
 
 
 def undo_scopes(
-    ledgers: Ledgers, name: str, policy: Policy, days: Container[date] | None = None
+    snapshot: Snapshot, name: str, days: Container[date] | None = None
 ) -> dict[str, UndoScope]:
     """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
     is_direct = commits_of(name, days)
     upstream: dict[str, _UndoneDays] = {}
     scopes: dict[str, UndoScope] = {}
-    for table, ledger in ledgers.items():
+    for table, ledger in snapshot.ledgers.items():
         origins = RowOrigins(ledger)
-        tracker = _DownstreamTracker(table, ledgers, policy, upstream)
+        tracker = _DownstreamTracker(table, snapshot, upstream)
         if carries_state(ledger.table):
             tracker.chain = StatefulChain(
                 ledger, origins, name, is_direct, tracker.is_downstream, tracker.find_other_input
@@ -180,7 +179,7 @@ def undo_scopes(
                 *_mixed_input_problems(
                     tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
                 ),
-                *_reverted_input_problems(ledgers, policy, table, remaining, scopes, upstream),
+                *_reverted_input_problems(snapshot, table, remaining, scopes, upstream),
             ],
         )
     return scopes
@@ -248,17 +247,16 @@ class _DownstreamTracker:
     def __init__(
         self,
         table: str,
-        ledgers: Ledgers,
-        policy: Policy,
+        snapshot: Snapshot,
         undone_by_table: Mapping[str, _UndoneDays],
     ) -> None:
-        self._table, self._ledgers, self._policy = table, ledgers, policy
+        self._table, self._snapshot, ledgers = table, snapshot, snapshot.ledgers
         self._upstream = {
             name: undone for name, undone in undone_by_table.items() if undone.changes
         }
         self._days_made_stale_by: dict[str, _DaysOfCommit] = {
             input_name: days_of
-            for input_name, table_name, days_of in downstream_tables(ledgers, policy)
+            for input_name, table_name, days_of in downstream_tables(snapshot)
             if table_name == table
         }
         self._restored_days = {
@@ -374,7 +372,9 @@ class _DownstreamTracker:
         """Days that the commits made stale and whose input digest depends on `input_days`."""
         key = (name, input_days, commit_versions)
         if key not in self._downstream_of_commits:
-            records = [r for r in self._ledgers[name].records if r.version in commit_versions]
+            records = [
+                r for r in self._snapshot.ledgers[name].records if r.version in commit_versions
+            ]
             stale_days = {
                 day for record in records for day in self._days_made_stale_by[name](record)
             }
@@ -384,10 +384,7 @@ class _DownstreamTracker:
     def _find_depending(
         self, name: str, input_days: Collection[date], days: Collection[date]
     ) -> frozenset[date]:
-        depending_days = days_depending_on(
-            self._ledgers, self._policy, self._table, days, name, input_days
-        )
-        return frozenset(depending_days)
+        return frozenset(self._snapshot.days_depending_on(self._table, days, name, input_days))
 
     def _find_foreign_commits(
         self, name: str, after_version: int, version: int
@@ -395,7 +392,7 @@ class _DownstreamTracker:
         """Days that commits by others between two input versions made stale, with the commit."""
         key = (name, after_version, version)
         if key not in self._foreign_commits:
-            ledger = self._ledgers[name]
+            ledger = self._snapshot.ledgers[name]
             undone_days = self._upstream.get(name) or _UndoneDays(ledger, {}, RowOrigins(ledger))
             affected = undone_days.affected_days(version)
             commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
@@ -411,7 +408,7 @@ class _DownstreamTracker:
                 }
                 if changed:
                     stale_days = (
-                        self._ledgers[self._table].published_days
+                        self._snapshot.ledgers[self._table].published_days
                         if isinstance(commit, ExternalCommit)
                         else set(self._days_made_stale_by[name](commit))
                     )
@@ -481,8 +478,7 @@ def _differ_in_code(first: CommitRecord, second: CommitRecord, day: date) -> boo
 
 
 def _reverted_input_problems(
-    ledgers: Ledgers,
-    policy: Policy,
+    snapshot: Snapshot,
     table: str,
     changes: Mapping[date, DayChange],
     scopes: Mapping[str, UndoScope],
@@ -496,7 +492,8 @@ def _reverted_input_problems(
     those of its inputs.
     """
     days_of: dict[tuple[str, int, int], set[date]] = defaultdict(set)
-    for dependency in graph_of_ledgers(ledgers, policy).inputs[table] if changes else ():
+    ledgers = snapshot.ledgers
+    for dependency in snapshot.graph.inputs[table] if changes else ():
         name = dependency.source.name
         source, undone, origins = ledgers[name], upstream[name].changes, upstream[name].origins
         deciding, current = dependency.reach.deciding_days(source), source.version or 0

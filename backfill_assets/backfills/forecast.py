@@ -7,7 +7,7 @@ computed: the bound is for functions that make at most one request per row.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 import dagster as dg
 
-from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillRequest, DayOutcome
+from backfill_assets.backfills.backfill_plan import ApiCallEstimate, DayOutcome
 from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, days_of_run
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.staleness import assess
-from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
-from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.derived import Derived, carries_state
+from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
 
@@ -41,154 +40,55 @@ class DayForecast(NamedTuple):
 
 
 def forecast_days(
-    deployment: Deployment,
-    request: BackfillRequest,
-    days: Mapping[str, Sequence[date]],
-    ledgers: Ledgers,
-    code: Code,
-    load_plans: Mapping[str, LoadPlan],
+    snapshot: Snapshot, days: Mapping[str, Sequence[date]], *, rewrite: bool = False
 ) -> dict[str, dict[date, DayForecast]]:
-    """Forecast each day: compare its input digest as of now, and as if its inputs change.
+    """Forecast each day, given that the days before it come out as forecast.
 
-    `days` must be by table, inputs first; `load_plans` are by raw log.
+    `days` must be by table, inputs first; `rewrite` computes all of them in any case.
     """
-    policy, digests = deployment.policy, deployment.config_digests
-    hypothetical_ledgers: dict[str, Ledger] = dict(ledgers)
-    other_settings_days = {
-        name: ledgers[name].under_other_settings(digests[name]) for name in ledgers
-    }
-    forecasts, graph = {}, graph_of_ledgers(ledgers, policy)
+    forecasts: dict[str, dict[date, DayForecast]] = {}
     for name, table_days in days.items():
-        ledger, code_and_settings = ledgers[name], (code.table_version(name), digests[name])
-        load = _find_load_plan(graph, name, load_plans)
-        current_digests = (
-            load.load_digests if load else _day_digests(graph, name, ledgers, table_days)
-        )
-        inputs_by_day = _changing_inputs(
-            graph, name, current_digests, ledgers, hypothetical_ledgers
-        )
-        inputs = graph.direct_inputs(name)
-        deciding_days = {
-            dependency.source.name: dependency.reach.deciding_days(
-                hypothetical_ledgers[dependency.source.name]
-            )
-            for dependency in graph.inputs[name]
-            # Days of the table itself are judged in their order.
-            if other_settings_days[dependency.source.name] and dependency.source.name != name
+        requested = table_days if rewrite else ()
+        assessments = assess.assess(snapshot, name, table_days, requested=requested)
+        forecasts[name] = {
+            day: _forecast_day(snapshot, name, day, assessment, rewrite)
+            for day, assessment in assessments.items()
         }
-        input_ledgers, day_forecasts = [ledgers[input_] for input_ in inputs], {}
-        for day in table_days:
-            news = load.changes.get(day, "") if load else ""
-            reason = assess.recompute_reason(
-                ledger,
-                day,
-                current_digests[day],
-                *code_and_settings,
-                request.rewrite,
-                inputs=input_ledgers,
-                input_change=news,
-            )
-            if assess.lacks_input(graph, hypothetical_ledgers, name, day, own=False):
-                day_forecasts[day] = DayForecast(DayOutcome.LACKING)
-            elif any(
-                not other_settings_days[input_name].isdisjoint(deciding(day))
-                for input_name, deciding in deciding_days.items()
-            ):
-                day_forecasts[day] = DayForecast(DayOutcome.OTHER_SETTINGS)
-            elif request.rewrite or not _is_built_by(ledger, day, code_and_settings):
-                day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason or "")
-            elif changed_inputs := inputs_by_day[day]:
-                day_forecasts[day] = DayForecast(
-                    DayOutcome.DEPENDS, assess.new_input_reason(changed_inputs)
-                )
-            elif reason is not None:
-                day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason)
-            else:
-                day_forecasts[day] = DayForecast(DayOutcome.IDENTICAL)
-        if carries_state(ledger.table):
-            start = graph.policy_of(name).start
-            day_forecasts = _forecast_in_order(
-                ledger, day_forecasts, start, other_settings_days[name]
-            )
-        forecasts[name] = day_forecasts
-        if changed_days := {
-            day for day, forecast in day_forecasts.items() if forecast.outcome in COMPUTE_OUTCOMES
-        }:
-            other_settings_days[name] -= changed_days
-            hypothetical_ledgers[name] = HypotheticalLedger.from_ledger(ledger, changed_days)
+        changing = [day for day, assessment in assessments.items() if assessment.can_change]
+        snapshot = snapshot.with_planned(name, changing)
     return forecasts
 
 
-def _forecast_in_order(
-    ledger: Ledger,
-    forecasts: Mapping[date, DayForecast],
-    start: date,
-    other_settings_days: Container[date],
-) -> dict[date, DayForecast]:
-    """Forecasts of a stateful table in date order, from forecasts by the other inputs of its days.
-
-    `start` is the table's first day; `other_settings_days` were built under other settings.
-    """
-    ordered: dict[date, DayForecast] = {}
-    for day, forecast in sorted(forecasts.items()):
-        previous_day = day - DAY
-        if previous_day in other_settings_days and previous_day >= start:
-            published = DayOutcome.OTHER_SETTINGS
-        elif previous_day in ledger.published_days or previous_day < start:
-            published = DayOutcome.IDENTICAL
-        else:
-            published = DayOutcome.LACKING
-        earlier = ordered.get(previous_day, DayForecast(published))
-        ordered[day] = forecast
-        if forecast.outcome not in (*COMPUTE_OUTCOMES, DayOutcome.IDENTICAL):
-            continue
-        if earlier.outcome in COMPUTE_OUTCOMES:
-            outcome = (
-                forecast.outcome if forecast.outcome in COMPUTE_OUTCOMES else DayOutcome.DEPENDS
-            )
-            reasons = [forecast.reason, f"waits for the day before of {ledger.table.name}"]
-            ordered[day] = DayForecast(outcome, "; ".join(filter(None, reasons)))
-        elif earlier.outcome is not DayOutcome.IDENTICAL and forecast.outcome in COMPUTE_OUTCOMES:
-            ordered[day] = DayForecast(earlier.outcome)
-    return ordered
+def _forecast_day(
+    snapshot: Snapshot, table: str, day: date, assessment: assess.DayAssessment, rewrite: bool
+) -> DayForecast:
+    if obstacle := assessment.obstacle:
+        other_settings = obstacle.kind is assess.ObstacleKind.OTHER_SETTINGS
+        return DayForecast(DayOutcome.OTHER_SETTINGS if other_settings else DayOutcome.LACKING)
+    if not assessment.can_change:
+        return DayForecast(DayOutcome.IDENTICAL)
+    # What is computed in any case may also come out as published.
+    certain = rewrite or not _is_built_by(snapshot, table, day)
+    reason = assessment.reason
+    if not certain and assessment.changing_inputs:
+        reason = assess.new_input_reason(assessment.changing_inputs)
+    elif reason:
+        certain = True
+    waits = f"waits for the day before of {table}" if assessment.follows else ""
+    return DayForecast(
+        DayOutcome.COMPUTED if certain else DayOutcome.DEPENDS,
+        "; ".join(filter(None, [reason, waits])),
+    )
 
 
-def _find_load_plan(graph: Graph, name: str, load_plans: Mapping[str, LoadPlan]) -> LoadPlan | None:
-    """The load plan of a table; None if it is not loaded from files."""
-    logs = graph.source_logs(name) if name in graph.landed_tables else ()
-    return next((load_plans[log] for log in logs), None)
-
-
-def _day_digests(
-    graph: Graph, name: str, ledgers: Ledgers, days: Iterable[date]
-) -> dict[date, str]:
-    return input_digests(graph.inputs[name], ledgers, days, ledgers[name].references)
-
-
-def _changing_inputs(
-    graph: Graph,
-    name: str,
-    current_digests: Mapping[date, str],
-    ledgers: Ledgers,
-    hypothetical_ledgers: Ledgers,
-) -> dict[date, list[str]]:
-    """By day, the inputs whose planned changes would change the day's input digest."""
-    inputs_by_day: dict[date, list[str]] = {day: [] for day in current_digests}
-    for input_ in (dependency.source.name for dependency in graph.inputs[name]):
-        if not isinstance(hypothetical_ledgers[input_], HypotheticalLedger):
-            continue
-        changed_digests = _day_digests(
-            graph, name, {**ledgers, input_: hypothetical_ledgers[input_]}, current_digests
-        )
-        for day in current_digests:
-            if changed_digests[day] != current_digests[day]:
-                inputs_by_day[day].append(input_)
-    return inputs_by_day
-
-
-def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) -> bool:
+def _is_built_by(snapshot: Snapshot, table: str, day: date) -> bool:
+    """Whether a day is published with the current code and settings."""
+    ledger = snapshot.ledgers[table]
     record = ledger.latest.get(day) if ledger.current_record(day) else None
-    return record is not None and (record.code_version, record.made_under(day)) == code_and_settings
+    return record is not None and (record.code_version, record.made_under(day)) == (
+        snapshot.code_versions[table],
+        snapshot.config_digests[table],
+    )
 
 
 #: How many past runs the expected duration is estimated from.

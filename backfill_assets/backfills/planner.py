@@ -4,6 +4,7 @@ Reads the tables' logs, the listing of the landing and Dagster's run records.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -12,22 +13,24 @@ import dagster as dg
 
 from backfill_assets.backfills import backfill_plan, forecast
 from backfill_assets.calendar import partitions
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
-from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, buildable_tables
 from backfill_assets.tables.sources import Source
+
+Item = TypeVar("Item")
 
 
 def days_by_table(
@@ -239,11 +242,15 @@ def plan_backfill(
         run_history: days and seconds of past runs.
         downstream_of_last_day: by table, the days downstream of the last requested day.
     """
-    policy = deployment.policy
-    tables = graph_of_ledgers(ledgers, policy)
-    load_plans = _load_plans(deployment, request, days, ledgers, tables)
-    forecasts = forecast.forecast_days(deployment, request, days, ledgers, code, load_plans)
-    final = final_days(ledgers, policy, {day for table_days in days.values() for day in table_days})
+    tables = deployment.graph
+    load_plans = _load_plans(deployment, request, days, ledgers)
+    snapshot = replace(
+        Snapshot.from_deployment(deployment, ledgers, code=code),
+        digests=_by_landed_table(tables, {n: p.load_digests for n, p in load_plans.items()}),
+        changes=_by_landed_table(tables, {n: p.changes for n, p in load_plans.items()}),
+    )
+    forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
+    final = final_days(snapshot, {day for table_days in days.values() for day in table_days})
     work = {
         name: [
             day
@@ -252,7 +259,7 @@ def plan_backfill(
         ]
         for name, by_day in forecasts.items()
     }
-    files, size = _count_input_files(load_plans, work, ledgers, policy)
+    files, size = _count_input_files(load_plans, work, snapshot)
     estimate = forecast.estimate_work(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
@@ -282,8 +289,8 @@ def plan_backfill(
         ),
         tables={n: _forecast_table(ledgers[n], by_day, final) for n, by_day in forecasts.items()},
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
-        only_read=_days_only_read(days, work, ledgers, policy),
-        following=_following_days(days, work, ledgers, tables),
+        only_read=_days_only_read(days, work, snapshot),
+        following=_following_days(days, work, snapshot),
         files=files,
         size=size,
         commits=sum(min(len(table_days), run_count) for table_days in work.values()),
@@ -293,7 +300,7 @@ def plan_backfill(
         else 0,
         calls=forecast.estimate_api_calls(forecasts, ledgers),
         cut=stages,
-        skews=tuple(backfill_plan.find_skews(_input_days_read(work, ledgers, policy), ledgers)),
+        skews=tuple(backfill_plan.find_skews(_input_days_read(work, snapshot), ledgers)),
     )
 
 
@@ -302,14 +309,23 @@ def _load_plans(
     request: backfill_plan.BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
-    tables: Graph,
 ) -> dict[str, LoadPlan]:
     """The load plan of each raw log of which days, or rejected lines of days, are requested."""
     policy, accept = deployment.policy, request.accept
     return {
         log: plan_load(deployment.settings.landing, source, ledgers[log], load_days, policy, accept)
-        for log, source in tables.sources.items()
+        for log, source in deployment.graph.sources.items()
         if (load_days := {*days.get(log, ()), *days.get(source.rejected.name, ())})
+    }
+
+
+def _by_landed_table(graph: Graph, values: Mapping[str, Item]) -> dict[str, Item]:
+    """Values by raw log, by each table that is loaded with the log."""
+    return {
+        name: values[log]
+        for name in graph.landed_tables
+        for log in graph.source_logs(name)
+        if log in values
     }
 
 
@@ -363,14 +379,13 @@ def _forecast_table(
 def _count_input_files(
     load_plans: Mapping[str, LoadPlan],
     work: Mapping[str, Collection[date]],
-    ledgers: Ledgers,
-    policy: Policy,
+    snapshot: Snapshot,
 ) -> tuple[int, int]:
     """Most files that are read, and their size in bytes."""
     entries = [entry for load_plan in load_plans.values() for entry in load_plan.entries]
     files, size = len(entries), sum(entry.size for entry in entries)
-    for input_, days in _input_days_read(work, ledgers, policy):
-        stored = [ledgers[input_].stored[day] for day in days]
+    for input_, days in _input_days_read(work, snapshot):
+        stored = [snapshot.ledgers[input_].stored[day] for day in days]
         files += sum(day.files for day in stored)
         size += sum(day.size for day in stored)
     return files, size
@@ -379,12 +394,11 @@ def _count_input_files(
 def _days_only_read(
     days: Mapping[str, Collection[date]],
     work: Mapping[str, Collection[date]],
-    ledgers: Ledgers,
-    policy: Policy,
+    snapshot: Snapshot,
 ) -> dict[str, tuple[str, ...]]:
     """The published days that the computed days read and that are not in the plan, as ranges."""
     days_by_input: dict[str, set[date]] = {}
-    for input_, days_read in _input_days_read(work, ledgers, policy):
+    for input_, days_read in _input_days_read(work, snapshot):
         days_by_input.setdefault(input_, set()).update(days_read.difference(days.get(input_, ())))
     return {
         input_: tuple(partitions.to_ranges(input_days))
@@ -396,13 +410,12 @@ def _days_only_read(
 def _following_days(
     days: Mapping[str, Collection[date]],
     work: Mapping[str, Collection[date]],
-    ledgers: Ledgers,
-    tables: Graph,
+    snapshot: Snapshot,
 ) -> dict[str, tuple[str, ...]]:
     """The published days that read a day to compute and are not in the plan, as ranges."""
     return {
         name: tuple(partitions.to_ranges(left_days))
-        for name, changing_days in dependent_days(tables, ledgers, work).items()
+        for name, changing_days in dependent_days(snapshot, work).items()
         if (left_days := changing_days.difference(days.get(name, ())))
     }
 
@@ -417,19 +430,18 @@ def last_change(ledger: Ledger) -> int | None:
 
 
 def _input_days_read(
-    work: Mapping[str, Collection[date]], ledgers: Ledgers, policy: Policy
+    work: Mapping[str, Collection[date]], snapshot: Snapshot
 ) -> Iterator[tuple[str, set[date]]]:
     """Each input of the computed days, with its published days that they read."""
     for name, days in work.items():
-        for dependency in ledgers[name].table.inputs(policy):
-            source = ledgers[dependency.source.name]
+        for dependency in snapshot.graph.inputs[name]:
+            source = snapshot.ledgers[dependency.source.name]
             if source.stored:
                 deciding = dependency.reach.deciding_days(source)
                 days_read = {d for day in days for d in deciding(day) if d in source.stored}
                 yield dependency.source.name, days_read
 
 
-Item = TypeVar("Item")
 #: Most files of a source to sample, spread over as many days as possible.
 MAX_SAMPLED_FILES = 32
 

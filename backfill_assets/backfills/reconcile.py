@@ -25,13 +25,13 @@ from backfill_assets.backfills.changes import (
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
@@ -426,18 +426,16 @@ def reconcile_backfill(
         list(compare_with_plan(backfill.plan, ledgers)) if backfill.plan else [],
         problems,
         backfill.plan_error,
-        find_final_days_behind(ledgers, deployment.policy, name, today),
+        find_final_days_behind(Snapshot.from_deployment(deployment, ledgers, today), name),
     )
 
 
-def find_final_days_behind(
-    ledgers: Ledgers, policy: Policy, name: str, today: date
-) -> dict[str, list[date]]:
+def find_final_days_behind(snapshot: Snapshot, name: str) -> dict[str, list[date]]:
     """The final days, by table, that are behind an input that a backfill changed.
 
     No schedule and no sensor builds them.
     """
-    stale = find_stale_days(ledgers, policy, today)
+    stale = find_stale_days(snapshot)
     behind = {
         table: [
             day

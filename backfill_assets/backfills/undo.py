@@ -33,8 +33,10 @@ from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publication import ATTEMPTS, AuditedDays, CommitRaceError, audit_days
 from backfill_assets.spark.frames import quote_name
+from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
@@ -162,7 +164,8 @@ class _UndoRequest:
         ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if versions != self._cached[0]:
-            scopes = undo_scopes(ledgers, self.name, self.deployment.policy, self.days)
+            snapshot = Snapshot.from_deployment(self.deployment, ledgers)
+            scopes = undo_scopes(snapshot, self.name, self.days)
             self._cached = versions, scopes
         return self._cached[1]
 
@@ -325,8 +328,7 @@ class _TableUndo:
         rows = ledger.version, {day: change.version_before for day, change in todo.items()}
         with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
             plan, computed = self._read_old_days(ledger, scope, todo)
-            # Days of a stateful table are judged by the inputs, which have been put back since.
-            if name in self.request.audited and not plan.digester:
+            if name in self.request.audited:
                 known_rows, audited = self.request.audited[name]
                 if known_rows == rows:
                     return audited.by_plan(plan, computed), []
@@ -345,15 +347,20 @@ class _TableUndo:
             for name in newest.inputs
         ]
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
-        plan = publisher.plan_days(
-            types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes),
-            ledger,
-            sources,
-            fingerprints,
-            input_changes=dict.fromkeys(todo, f"undo of {self.request.name}"),
-            # Days with unchanged rows get their old record back.
-            recommitted=scope.unchanged,
+        request = types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes)
+        snapshot = publisher.snapshot(
+            request,
+            self.request.deployment.graph,
+            {**{source.table.name: source.ledger for source in sources}, self.table.name: ledger},
+            digests={self.table.name: fingerprints},
+            changes={self.table.name: dict.fromkeys(todo, f"undo of {self.request.name}")},
         )
+        # Days with unchanged rows get their old record back, so all are computed in any case.
+        reasons = {
+            day: recompute_reason(snapshot, self.table.name, day, fingerprint, requested=True)
+            for day, fingerprint in fingerprints.items()
+        }
+        plan = publisher.plan_commit(request, self.table, snapshot, sources, reasons)
         as_of = {**_group_by_version(changes), ledger.version or 0: list(scope.unchanged)}
         rows = reduce(
             DataFrame.unionByName,

@@ -199,12 +199,15 @@ def _find_stale(
     deployment: Deployment, ledgers: Ledgers, tables: Mapping[str, Table], today: date
 ) -> dict[str, list[date]]:
     """The days behind their inputs, and those that read them, without days on hold, by table."""
+    from dataclasses import replace
+
+    from backfill_assets.staleness.snapshot import Snapshot
     from backfill_assets.staleness.stale import dependent_days, find_stale_days
 
-    graph = deployment.graph.without_retired(today)
-    stale = find_stale_days(ledgers, deployment.policy, today)
+    snapshot = Snapshot.from_deployment(deployment, ledgers, today)
+    stale, graph = find_stale_days(snapshot), snapshot.graph.without_retired(today)
     stale_days = {name: stale.all_days(name) for name in graph.tables}
-    dependent = dependent_days(graph, ledgers, stale_days)
+    dependent = dependent_days(replace(snapshot, graph=graph), stale_days)
     return {
         name: sorted(dependent.get(name, set()) - (ledgers[name].on_hold.keys() - stale_days[name]))
         for name in tables
@@ -224,9 +227,10 @@ def _confirm_final_days(
         CannotRunError: a person does not want it.
     """
     from backfill_assets.calendar.partitions import format_ranges
-    from backfill_assets.staleness.assess import final_days
+    from backfill_assets.staleness.finality import final_days
+    from backfill_assets.staleness.snapshot import Snapshot
 
-    final_by_table = final_days(ledgers, deployment.policy)
+    final_by_table = final_days(Snapshot.from_deployment(deployment, ledgers))
     final = {
         name: days
         for name in days_by_table

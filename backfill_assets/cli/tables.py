@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledger
-    from backfill_assets.monitoring.states import DayState, Snapshot
+    from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 
 _VERDICTS = ("ok", "warn", "alert")
 
@@ -147,7 +147,9 @@ def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: boo
 
 
 @contextmanager
-def _open_snapshot(deployment: Deployment) -> Iterator[tuple[Snapshot, dg.DagsterInstance]]:
+def _open_snapshot(
+    deployment: Deployment,
+) -> Iterator[tuple[MonitoringSnapshot, dg.DagsterInstance]]:
     """The inputs of the day states, and Dagster's instance: without DAGSTER_HOME, an empty one."""
     import dagster as dg
 

@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 import pyspark.sql.types as T
 
 from backfill_assets.audit.verdicts import DayMetrics
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
@@ -18,7 +17,6 @@ from backfill_assets.delta.records import (
     ExternalCommit,
     PublishedDay,
 )
-from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
 
 #: Bytes of data files that count as a row.
@@ -310,11 +308,6 @@ class Ledger:
 
 
 Ledgers = Mapping[str, Ledger]
-
-
-def graph_of_ledgers(ledgers: Ledgers, policy: Policy) -> Graph:
-    """The graph of the tables of these ledgers."""
-    return Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)
 
 
 def due_days(dependency: Dependency, source: Ledger) -> Callable[[CommitRecord], Iterable[date]]:

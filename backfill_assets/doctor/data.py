@@ -24,10 +24,9 @@ from backfill_assets.doctor.machine import nearest_folder, write_error
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
 from backfill_assets.monitoring.next_runs import unloaded_by_log
-from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Snapshot
+from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, MonitoringSnapshot
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import SPARK_ERRORS, Engine, first_error_line, is_shared
-from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.sources import Source
 
 #: A time further ahead is not explained by two clocks that differ a little.
@@ -183,14 +182,12 @@ def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
     now = datetime.now(timezone.utc)
     today = now.astimezone(deployment.settings.zone).date()
     ledgers = read_ledgers(deployment)
-    snapshot = Snapshot(
-        ledgers=ledgers,
-        stale=StaleDays(),
+    snapshot = MonitoringSnapshot(
+        deployment.graph,
+        ledgers,
+        today,
         unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
         failed_checks={},
-        policy=deployment.policy,
-        config_digests=deployment.config_digests,
-        today=today,
     )
     incidents = [
         problem for log in snapshot.graph.sources for problem in clock_incidents(snapshot, log)

@@ -72,7 +72,7 @@ def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
     ]
 
 
-def _evaluate_checks(snapshot: states.Snapshot) -> Iterator[dg.AssetCheckEvaluation]:
+def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
     for name in snapshot.ledgers:
         state_by_day = snapshot.states_of(name)
@@ -236,7 +236,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
 
 
 def _write_metrics(
-    context: dg.SensorEvaluationContext, deployment: Deployment, snapshot: states.Snapshot
+    context: dg.SensorEvaluationContext, deployment: Deployment, snapshot: states.MonitoringSnapshot
 ) -> None:
     """Write the metrics of a look; a file that cannot be written must not end the look."""
     # Not at the top: a deployment without metrics loads no client of Prometheus.

@@ -13,13 +13,12 @@ from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import states
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
-from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import no_data_warning
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
@@ -40,7 +39,7 @@ _NEW_INPUT = (
 )
 
 
-def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
+def find_incidents(snapshot: states.MonitoringSnapshot) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
     states_by_table = {name: snapshot.states_of(name) for name in snapshot.ledgers}
     changed = {name: states.changed_final_days(name, snapshot) for name in snapshot.frozen_tables}
@@ -121,7 +120,7 @@ def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
 
 
 def _failed_checks(
-    name: str, days: Collection[date], snapshot: states.Snapshot
+    name: str, days: Collection[date], snapshot: states.MonitoringSnapshot
 ) -> Iterator[Incident]:
     for day in sorted(days):
         checks = sorted(snapshot.failed_checks[name][day])
@@ -129,14 +128,14 @@ def _failed_checks(
         yield Incident("check failed", name, str(day), detail, dict.fromkeys(checks, 1))
 
 
-def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
+def _loaded_with(name: str, snapshot: states.MonitoringSnapshot) -> list[str]:
     """Return the raw log of rejected lines: a day missing in both is one incident."""
     table = snapshot.ledgers[name].table
     rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
     return [*snapshot.graph.source_logs(name)] if rejected else []
 
 
-def final_days_behind(name: str, snapshot: states.Snapshot) -> dict[str, list[date]]:
+def final_days_behind(name: str, snapshot: states.MonitoringSnapshot) -> dict[str, list[date]]:
     """Return the final days behind their input, by a text: what changed, and what to do."""
     days_by_text: dict[str, list[date]] = {}
     for day, reason in sorted(snapshot.stale.final.get(name, {}).items()):
@@ -149,7 +148,7 @@ def final_days_behind(name: str, snapshot: states.Snapshot) -> dict[str, list[da
     return days_by_text
 
 
-def _new_lines_text(name: str, snapshot: states.Snapshot) -> str:
+def _new_lines_text(name: str, snapshot: states.MonitoringSnapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = snapshot.graph
     logs = graph.source_logs(name)
@@ -214,7 +213,7 @@ def _days_in(by_day: dict[date, states.DayState], *matching: states.DayState) ->
     return {day for day, state in by_day.items() if state in matching}
 
 
-def clock_incidents(snapshot: states.Snapshot, log: str) -> Iterator[Incident]:
+def clock_incidents(snapshot: states.MonitoringSnapshot, log: str) -> Iterator[Incident]:
     """Yield contradictions between the clock and the landed days: one of the two is wrong."""
     if warning := no_data_warning(
         snapshot.unloaded[log], snapshot.graph.policy_of(log), snapshot.today
@@ -229,7 +228,7 @@ def clock_incidents(snapshot: states.Snapshot, log: str) -> Iterator[Incident]:
         yield Incident("published before it was over", log, "", detail)
 
 
-def _rejected_incidents(snapshot: states.Snapshot, log: str) -> list[Incident]:
+def _rejected_incidents(snapshot: states.MonitoringSnapshot, log: str) -> list[Incident]:
     """Return published days with many rejected lines; unpublished ones are failed checks."""
     incidents = []
     for day, record in sorted(snapshot.ledgers[log].latest.items()):
@@ -241,7 +240,7 @@ def _rejected_incidents(snapshot: states.Snapshot, log: str) -> list[Incident]:
     return incidents
 
 
-def _late_money_incidents(snapshot: states.Snapshot, source: Source) -> list[Incident]:
+def _late_money_incidents(snapshot: states.MonitoringSnapshot, source: Source) -> list[Incident]:
     """Return an incident for each recent log day with late lines, as the commits record them."""
     if (late := source.late.name) not in snapshot.ledgers:
         return []
@@ -314,7 +313,7 @@ class Monitor:
         """The business day."""
         return self.clock().astimezone(self.deployment.settings.zone).date()
 
-    def read_snapshot(self, instance: dg.DagsterInstance) -> states.Snapshot:
+    def read_snapshot(self, instance: dg.DagsterInstance) -> states.MonitoringSnapshot:
         """Read everything that the day states are derived from."""
         return read_snapshot(self.deployment, instance, self.clock())
 
@@ -348,27 +347,24 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
 
 def read_snapshot(
     deployment: Deployment, instance: dg.DagsterInstance, now: datetime
-) -> states.Snapshot:
+) -> states.MonitoringSnapshot:
     """Read everything that the day states are derived from.
 
     Raises:
         LandingError: the landing is not where the settings say.
     """
-    policy, now = deployment.policy, now.astimezone(deployment.settings.zone)
-    ledgers = read_ledgers(deployment)
-    return states.Snapshot(
-        ledgers=ledgers,
-        stale=find_stale_days(ledgers, policy, now.date()),
-        unloaded=unloaded_by_log(
-            deployment, ledgers, graph_of_ledgers(ledgers, policy), now.date()
-        ),
+    now = now.astimezone(deployment.settings.zone)
+    ledgers, today = read_ledgers(deployment), now.date()
+    return states.MonitoringSnapshot(
+        deployment.graph,
+        ledgers,
+        today,
+        config_digests=deployment.config_digests,
+        unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
         failed_checks={
             name: _read_failed_checks(deployment, ledger.table, instance)
             for name, ledger in ledgers.items()
         },
-        policy=policy,
-        config_digests=deployment.config_digests,
-        today=now.date(),
         before_deadline=now.strftime("%H:%M") < deployment.settings.deadline,
     )
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_t
 from backfill_assets.backfills.history import run_seconds
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.states import Snapshot, count_states
+from backfill_assets.monitoring.states import MonitoringSnapshot, count_states
 
 #: By name after the prefix, the help text and the labels of each gauge.
 GAUGES = {
@@ -42,7 +42,7 @@ _Figure = tuple[str, float, tuple[str, ...]]
 
 
 def read_metrics(
-    deployment: Deployment, snapshot: Snapshot, instance: dg.DagsterInstance
+    deployment: Deployment, snapshot: MonitoringSnapshot, instance: dg.DagsterInstance
 ) -> CollectorRegistry:
     """Return the metrics of a deployment as of a snapshot.
 
@@ -62,7 +62,7 @@ def read_metrics(
     return registry
 
 
-def _state_figures(snapshot: Snapshot) -> Iterator[_Figure]:
+def _state_figures(snapshot: MonitoringSnapshot) -> Iterator[_Figure]:
     """Yield the days by state, the backlog and the incidents."""
     for table in snapshot.ledgers:
         for state, count in count_states(snapshot.states_of(table)).items():
@@ -75,7 +75,7 @@ def _state_figures(snapshot: Snapshot) -> Iterator[_Figure]:
 
 
 def _commit_figures(
-    deployment: Deployment, snapshot: Snapshot, instance: dg.DagsterInstance
+    deployment: Deployment, snapshot: MonitoringSnapshot, instance: dg.DagsterInstance
 ) -> Iterator[_Figure]:
     """Yield what is published of each table, and the figures of its last commit."""
     last_records = {
@@ -99,7 +99,7 @@ def _commit_figures(
             yield "last_run_seconds", duration, (table,)
 
 
-def _late_figures(snapshot: Snapshot) -> Iterator[_Figure]:
+def _late_figures(snapshot: MonitoringSnapshot) -> Iterator[_Figure]:
     """Yield the late lines of each source, as the commits record them."""
     for source in snapshot.graph.sources.values():
         if (table := source.late.name) not in snapshot.ledgers:

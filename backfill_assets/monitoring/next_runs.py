@@ -17,19 +17,18 @@ import dagster as dg
 from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.backfills.stages import RECONCILE_JOB
 from backfill_assets.backfills.state_store import active_launches
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledgers, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.staleness.assess import final_days, recompute_reasons
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
@@ -275,7 +274,7 @@ class RunPlanner:
     def days_for_a_person(self, today: date) -> Iterator[tuple[str, Collection[date], str]]:
         """Yield table, days and reason of days that no schedule and no sensor builds."""
         ledgers = read_ledgers(self.deployment)
-        stale = find_stale_days(ledgers, self.deployment.policy, today)
+        stale = find_stale_days(Snapshot.from_deployment(self.deployment, ledgers, today))
         unloaded = unloaded_by_log(self.deployment, ledgers, self.deployment.graph, today)
         for table, ledger in ledgers.items():
             if table in unloaded and (reverted := unloaded[table].reverted_days):
@@ -295,16 +294,12 @@ class RunPlanner:
         `in_progress`, the result of `tables_in_progress`, must be read before this call.
         """
         ledgers = read_ledgers(self.deployment)
-        stale = find_stale_days(ledgers, self.deployment.policy, today)
+        snapshot = Snapshot.from_deployment(self.deployment, ledgers, today)
+        stale = find_stale_days(snapshot)
         if not any(stale.open.values()):
             return []
-        may_include = make_inclusion_rule(
-            ledgers,
-            stale,
-            self.deployment.policy,
-            self._code,
-            self.deployment.config_digests,
-        )
+        snapshot = Snapshot.from_deployment(self.deployment, ledgers, today, self._code)
+        may_include = make_inclusion_rule(snapshot, stale)
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(
             stale,
@@ -358,29 +353,24 @@ def unloaded_by_log(
     }
 
 
-def make_inclusion_rule(
-    ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
-) -> InclusionRule:
+def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
     """Return a rule that allows published days with current settings and unchanged inputs.
 
     Computing such a day again changes no row; if its code has not changed either, it is not even
     computed. A final day is allowed only in the latter case: no scheduled run may write it.
     """
-    final_by_table, graph = final_days(ledgers, policy), graph_of_ledgers(ledgers, policy)
+    final_by_table, ledgers = final_days(snapshot), snapshot.ledgers
 
     @cache
     def published_days(table: str) -> frozenset[date]:
-        tables = {table, *graph.upstream_tables(table)}
+        tables = {table, *snapshot.graph.upstream_tables(table)}
         published = (ledgers[name].published_days for name in tables)
         return frozenset.intersection(*published) - stale.all_days(table)
 
     @cache
     def protected_days(table: str) -> set[date]:
-        days = final_by_table.get(table, set())
-        references = ledgers[table].references
-        fingerprints = input_digests(graph.inputs[table], ledgers, days, references)
-        code_and_settings = code.table_version(table), configs[table]
-        return {*recompute_reasons(ledgers[table], fingerprints, (), *code_and_settings)}
+        final = assess(snapshot, table, final_by_table.get(table, ()), in_order=False)
+        return {day for day, assessment in final.items() if not assessment.is_current}
 
     def may_include(table: str, day: date) -> bool:
         """Return whether a run that includes this day would leave its rows unchanged."""
@@ -389,7 +379,7 @@ def make_inclusion_rule(
         ledger = ledgers[table]
         return (
             ledger.current_record(day) is not None
-            and ledger.latest[day].made_under(day) == configs[table]
+            and ledger.latest[day].made_under(day) == snapshot.config_digests[table]
         )
 
     return may_include

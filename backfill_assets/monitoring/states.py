@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.delta.ledgers import Ledgers, graph_of_ledgers
-from backfill_assets.staleness.assess import final_days, finality_check
-from backfill_assets.staleness.stale import StaleDays, built_from_revoked
+from backfill_assets.staleness.finality import final_days, finality_check
+from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
-from backfill_assets.tables.graph import Graph
 
 
 class DayState(enum.Enum):
@@ -79,35 +77,25 @@ STATE_MEANINGS: Mapping[DayState, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Snapshot:
+@dataclass(frozen=True, kw_only=True)
+class MonitoringSnapshot(Snapshot):
     """Everything that the day states are derived from.
 
     Attributes:
-        ledgers: by table.
-        stale: the days behind their inputs.
         unloaded: by raw log, the landing compared with it.
         failed_checks: by table, the days whose last run failed in checks, with the checks.
-        policy: the late-data policy.
-        config_digests: by table, of the settings that decide its rows now.
-        today: the business day.
         before_deadline: whether today's deadline is still to come, so that the last due day may be
             missing.
     """
 
-    ledgers: Ledgers
-    stale: StaleDays
     unloaded: Mapping[str, UnloadedDays]
     failed_checks: Mapping[str, Mapping[date, Collection[str]]]
-    policy: Policy
-    config_digests: Mapping[str, str]
-    today: date
     before_deadline: bool = False
 
     @cached_property
-    def graph(self) -> Graph:
-        """The graph of the tables."""
-        return graph_of_ledgers(self.ledgers, self.policy)
+    def stale(self) -> StaleDays:
+        """The days behind their inputs."""
+        return find_stale_days(self)
 
     def states_of(self, table: str) -> dict[date, DayState]:
         """Return the states of a table's days; computed once."""
@@ -141,12 +129,12 @@ class Snapshot:
     @cached_property
     def final_by_table(self) -> Mapping[str, Collection[date]]:
         """The final days, by table."""
-        return final_days(self.ledgers, self.policy)
+        return final_days(self)
 
     @cached_property
     def revoked_input_days(self) -> Mapping[str, Collection[date]]:
         """By table, the days that were built from input which was reverted since."""
-        return built_from_revoked(self.ledgers, self.policy)
+        return built_from_revoked(self)
 
     @cached_property
     def unloaded_by_log(self) -> Mapping[str, set[date]]:
@@ -182,10 +170,10 @@ class Snapshot:
         return set(log_days) - (coming if self.before_deadline else set())
 
 
-def day_states(table: str, snapshot: Snapshot) -> dict[date, DayState]:
+def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]:
     """Return the state of every day that is due or published."""
     graph, ledger = snapshot.graph, snapshot.ledgers[table]
-    other_settings_days = ledger.under_other_settings(snapshot.config_digests[table])
+    other_settings_days = snapshot.other_settings_days(table)
     stale_days, failed = (
         set(snapshot.stale.open.get(table, ())),
         snapshot.failed_checks.get(table, ()),
@@ -243,11 +231,11 @@ def day_states(table: str, snapshot: Snapshot) -> dict[date, DayState]:
     return {day: state_of(day) for day in sorted(days)}
 
 
-def _lacks_input(table: str, day: date, snapshot: Snapshot) -> bool:
+def _lacks_input(table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
     return any(_lacks_log(log, table, day, snapshot) for log in snapshot.graph.source_logs(table))
 
 
-def _lacks_log(log: str, table: str, day: date, snapshot: Snapshot) -> bool:
+def _lacks_log(log: str, table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
     """Return whether log days of a source that decide a day have not landed or are not loaded."""
     policy, unloaded_days, absent_days = (
         snapshot.graph.policy_of(log),
@@ -289,13 +277,13 @@ def find_holes(states: Mapping[date, DayState]) -> set[date]:
     return {day for day, state in states.items() if state is DayState.MISSING and day < last}
 
 
-def changed_final_days(table: str, snapshot: Snapshot) -> dict[date, str]:
+def changed_final_days(table: str, snapshot: MonitoringSnapshot) -> dict[date, str]:
     """Return final days that differ from what was last published deliberately, and how.
 
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """
     ledger = snapshot.ledgers[table]
-    is_final = finality_check(snapshot.ledgers, snapshot.policy)
+    is_final = finality_check(snapshot)
     changes: dict[date, str] = {}
     frozen_digests: dict[date, str] = {}
     for record in ledger.records:

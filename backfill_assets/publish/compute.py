@@ -125,7 +125,7 @@ def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
     if len(days) < 2 or shown:
         return []
     first = min(days)
-    if plan.digester:
+    if plan.snapshot:
         return [first]
     counts = frame.groupBy(plan.table.partition).count().collect()
     rows_by_day = dict.fromkeys(days, 0) | {day: rows for day, rows in counts if day in days}

@@ -18,12 +18,14 @@ from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
     any_window_condition,
     partitions_of_run,
     to_windows,
 )
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.catalog import register_table
 from backfill_assets.delta.data_files import TableSnapshot
@@ -34,10 +36,12 @@ from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
-from backfill_assets.tables.graph import load_tables
+from backfill_assets.tables.graph import Graph, load_tables
 from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
-from backfill_assets.tables.table import Table, wrong_names
+from backfill_assets.tables.table import Dependency, Table, wrong_names
 
+#: Ordinary assets are not in the graph of a deployment: each has its own inputs, on the same day.
+_NO_GRAPH = Graph({}, Policy(date.min, None, 0, 0, corrects=False, only_touched=False))
 #: Records of one query: SQLite takes at most some hundred values in one condition.
 _QUERY_SIZE = 500
 
@@ -465,9 +469,21 @@ class DataFrameIOManager(DeltaIOManager):
         run = context.step_context.dagster_run
         window = partitions_of_run(context.asset_partition_keys, run.tags)
         request = self.request_for_run(table, run.run_id, run.tags, window)
-        plan = self.plan_days(
-            request, self.ledger(table), sources, dict.fromkeys(request.window, "")
+        ledgers = {source.table.name: source.ledger for source in sources}
+        snapshot = self.snapshot(
+            request,
+            _NO_GRAPH,
+            {**ledgers, table.name: self.ledger(table)},
+            digests={table.name: dict.fromkeys(request.window, "")},
+            asset_inputs={
+                table.name: tuple(
+                    Dependency(source.table, SAME_DAY)
+                    for source in sources
+                    if source.needs_same_day
+                )
+            },
         )
+        plan = self.plan_days(request, table, snapshot, sources)
         computed = None
         if plan.reasons:
             days = {*map(date.fromisoformat, context.asset_partition_keys)} - plan.reasons.keys()

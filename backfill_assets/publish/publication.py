@@ -26,7 +26,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.staleness.assess import refuse_other_code
-from backfill_assets.staleness.input_digest import StateDigester
+from backfill_assets.staleness.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
     }
     fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
     verdicts, identical = audit.verdicts, set[date]()
-    if plan.digester:
-        fingerprints, verdicts, identical = chain_days(plan, plan.digester, verdicts)
+    if plan.snapshot:
+        fingerprints, verdicts, identical = chain_days(plan, plan.snapshot, verdicts)
     return AuditedDays(
         plan,
         replace(computed, numbers=numbers),
@@ -100,7 +100,7 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
 
 
 def chain_days(
-    plan: types.ComputePlan, digester: StateDigester, verdicts: Sequence[Verdict]
+    plan: types.ComputePlan, snapshot: Snapshot, verdicts: Sequence[Verdict]
 ) -> tuple[dict[date, str], list[Verdict], set[date]]:
     """Judge days that are built one upon the other, given how the day before came out.
 
@@ -118,7 +118,7 @@ def chain_days(
     for verdict in verdicts:
         day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
         content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
-        fingerprints[day] = digester.digest_day(day, content)
+        fingerprints[day] = snapshot.digest_following(table.name, day, content)
         published = ledger.current_record(day)
         if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
             identical.add(day)

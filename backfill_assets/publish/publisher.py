@@ -1,7 +1,7 @@
 """The publisher: which days of a run to compute, why, and where their rows go."""
 
 import logging
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from types import MappingProxyType
@@ -12,20 +12,22 @@ from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
 from backfill_assets.audit.verdicts import Expectation
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import read_ledger
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.publish import types
 from backfill_assets.publish.publication import publish_candidate
 from backfill_assets.runtime_versions import package_version
-from backfill_assets.settings import PREFIX, UNDO_DAYS
+from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark.frames import SharedFrames
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness import assess
-from backfill_assets.staleness.input_digest import StateDigester
+from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 
 _log = logging.getLogger(__name__)
@@ -163,83 +165,88 @@ class Publisher(dg.ConfigurableIOManager):
             compares=destination.compares,
         )
 
+    def snapshot(
+        self, request: types.RunRequest, graph: Graph, ledgers: Ledgers, **more: Any
+    ) -> Snapshot:
+        """Return what the days of a request are assessed from; `more` are further attributes."""
+        return Snapshot(
+            graph,
+            ledgers,
+            code_versions={name: self.code_of(ledger.table) for name, ledger in ledgers.items()},
+            config_digests={name: self.config_of(ledger.table) for name, ledger in ledgers.items()},
+            failed=self.failed_days(request.record["run_id"]),
+            **more,
+        )
+
     def plan_days(
         self,
         request: types.RunRequest,
-        ledger: Ledger,
+        table: Table,
+        snapshot: Snapshot,
         sources: Sequence[TableSnapshot],
-        fingerprints: Mapping[date, str],
-        *,
-        input_changes: Mapping[date, str] = MappingProxyType({}),
-        recommitted: Container[date] = (),
-        digester: StateDigester | None = None,
         session: table_schema.SessionFactory | None = None,
     ) -> types.ComputePlan:
         """Decide which days of a request to compute, and which cannot be.
 
         Args:
             request: of the run.
-            ledger: of the table, read before its inputs.
-            sources: the input tables.
-            fingerprints: the current input fingerprint of each day.
-            input_changes: by day, what changed in its input, if known better than `new input`.
-            recommitted: days that the commit must cover although they have not changed.
-            digester: of a stateful table.
+            table: the table.
+            snapshot: with its ledger, which was read before those of its inputs.
+            sources: the input tables, as of the snapshot.
             session: starts the Spark session of the step; the engine's default one if None.
 
         Raises:
             PublishError: the backfill was planned with other code.
             SchemaError: the table or one of its inputs does not match its model.
         """
-        if not request.compares:
-            self._raise_if_schema_differs(ledger, sources)
-        window, record = request.window, request.record
-        input_ledgers = [source.ledger for source in sources]
-        inputs = [(source.ledger, self.config_of(source.table)) for source in sources]
-        assess.refuse_other_code(ledger, window, record, inputs)
-        requested = assess.recompute_reasons(
-            ledger,
-            fingerprints,
-            input_ledgers,
-            record["code_version"],
-            record["config_digest"],
-            {
-                d
-                for d in fingerprints
-                if request.compares or d in request.rewrite or d in recommitted
+        by_person = request.record.get("launched_by", records.PERSON) == records.PERSON
+        plan = self.plan_commit(request, table, snapshot, sources, session=session)
+        assessments = assess.assess(
+            snapshot,
+            table.name,
+            request.window,
+            requested=request.window if request.compares else request.rewrite,
+            respects_holds=not (request.compares or by_person),
+            in_order=not request.compares,
+        )
+        return replace(
+            plan,
+            fingerprints={day: a.digest for day, a in assessments.items()},
+            reasons={
+                day: a.reason or assess.new_input_reason([table.name])
+                for day, a in assessments.items()
+                if a.can_change
             },
-            input_changes,
+            refused={
+                day: Expectation(problems=[a.obstacle.text])
+                for day, a in assessments.items()
+                if a.obstacle and not a.on_hold
+            },
+            requested={day for day, a in assessments.items() if a.reason and not a.on_hold},
+            snapshot=snapshot if carries_state(table) else None,
         )
-        writer = self.writer(ledger.table, session)
-        plan = types.ComputePlan(
-            request, writer, ledger, sources, fingerprints, requested, {}, requested, digester
-        )
-        plan, buildable_window = _skip_days_on_hold(plan)
-        return self._refuse_unbuildable_days(plan, buildable_window)
 
-    def _raise_if_schema_differs(self, ledger: Ledger, sources: Sequence[TableSnapshot]) -> None:
-        input_names = [source.table.name for source in sources]
-        table_schema.raise_if_schema_differs(ledger, self.url(ledger.table), input_names)
-        for source in sources:
-            table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
-
-    def _refuse_unbuildable_days(
-        self, plan: types.ComputePlan, window: Window
+    def plan_commit(
+        self,
+        request: types.RunRequest,
+        table: Table,
+        snapshot: Snapshot,
+        sources: Sequence[TableSnapshot],
+        reasons: Mapping[date, str] = MappingProxyType({}),
+        session: table_schema.SessionFactory | None = None,
     ) -> types.ComputePlan:
-        """Return the plan without the days of a window that lack an input, or the day before."""
-        table, request = plan.table, plan.request
-        failed_by_table = self.failed_days(request.record["run_id"])
-        others = [x for x in plan.sources if request.compares or x.table is not table]
-        refused = assess.missing_inputs(others, window, self.config_of, failed_by_table)
-        reasons: Mapping[date, str] = {d: r for d, r in plan.reasons.items() if d not in refused}
-        if plan.digester and not request.compares:
-            reasons, refused = split_buildable_days(
-                replace(plan, refused=refused),
-                window,
-                failed_by_table.get(table.name, ()),
-                self.config_of(table),
-            )
-        return replace(plan, reasons=reasons, refused=refused)
+        """Return a plan of days with known reasons; raises as `plan_days`."""
+        ledger = snapshot.ledgers[table.name]
+        if not request.compares:
+            input_names = [source.table.name for source in sources]
+            table_schema.raise_if_schema_differs(ledger, self.url(table), input_names)
+            for source in sources:
+                table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
+        inputs = [(source.ledger, self.config_of(source.table)) for source in sources]
+        assess.refuse_other_code(ledger, request.window, request.record, inputs)
+        digests = snapshot.input_digests(table.name, reasons)
+        writer = self.writer(table, session)
+        return types.ComputePlan(request, writer, ledger, sources, digests, reasons, {}, reasons)
 
     def url(self, table: Table) -> str:
         """Return the URL of a table at the destination."""
@@ -275,71 +282,6 @@ class Publisher(dg.ConfigurableIOManager):
         """Return a table at the version of its ledger, in the default session if none is given."""
         url, start_session = self.url(ledger.table), session or self.start_session
         return TableSnapshot.at_version(url, ledger, start_session, by_day=by_day)
-
-
-def _skip_days_on_hold(plan: types.ComputePlan) -> tuple[types.ComputePlan, Window]:
-    """Drop days on hold from a plan and its window, unless a person launched the run.
-
-    Of a stateful table, days after a day on hold are not built either.
-    """
-    request, window = plan.request, plan.request.window
-    if request.compares or request.record.get("launched_by", records.PERSON) == records.PERSON:
-        return plan, window
-    on_hold = assess.days_on_hold(plan.ledger, plan.fingerprints)
-    if on_hold and plan.digester:
-        window = Window(window.start, max(window.start, min(on_hold)))
-    reasons = {d: reason for d, reason in plan.reasons.items() if d not in on_hold and d in window}
-    return replace(plan, reasons=reasons, requested=reasons), window
-
-
-def split_buildable_days(
-    plan: types.ComputePlan, window: Window, failed: Collection[date], config_digest: str
-) -> tuple[dict[date, str], dict[date, Expectation]]:
-    """Return the days to compute and those to refuse, as each day is built from the day before.
-
-    If a day is computed, so are the days that follow it, as they may change. No day is built after
-    a day that is refused, until one that is published with its current inputs.
-
-    The reasons and refusals of `plan` consider the other inputs only; `failed` are days of the
-    table that this run failed to publish.
-    """
-    name, reasons, refused = plan.table.name, plan.reasons, plan.refused
-    blocker = _blocking_reason(plan, window.start, failed, config_digest)
-    buildable: dict[date, str] = {}
-    blocked: dict[date, Expectation] = dict(refused)
-    for day in window:
-        if day in refused:
-            blocker = f"{name}[{day}] was not published"
-        elif blocker and day in reasons:
-            blocked[day] = Expectation(problems=[f"it is built upon earlier days, and {blocker}"])
-        elif blocker:
-            blocker = ""
-        elif day - DAY in buildable or day in reasons:
-            buildable[day] = reasons.get(day) or assess.new_input_reason([name])
-    return buildable, blocked
-
-
-def _blocking_reason(
-    plan: types.ComputePlan, first: date, failed: Collection[date], config_digest: str
-) -> str:
-    """Return why the first day cannot be built from the days before; empty if it can."""
-    ledger, name = plan.ledger, plan.table.name
-    if earlier := [day for day in failed if day < first]:
-        return f"{name}[{max(earlier)}] failed in this run"
-    own_snapshot = next(source for source in plan.sources if source.table is ledger.table)
-    earlier = [day for day in ledger.published_days if day < first]
-    begins = first not in ledger.published_days and not own_snapshot.required_days(first)
-    if earlier and begins and first - DAY not in ledger.published_days:
-        return (
-            f"{name} has days up to {max(earlier)} and none on the day before {first}, the first "
-            f"day now: it would begin anew. Put {PREFIX}START back and build the days between"
-        )
-    for needed in own_snapshot.required_days(first):
-        if needed not in ledger.published_days:
-            return f"{name}[{needed}] has never been published"
-        if needed in ledger.under_other_settings(config_digest):
-            return f"{name}[{needed}] was made under other settings; rebuild it first"
-    return ""
 
 
 @dataclass(frozen=True)

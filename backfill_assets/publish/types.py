@@ -17,7 +17,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, CommitNotes, Provenance
 from backfill_assets.delta.table_schema import all_constraints
 from backfill_assets.staleness.impact import LogChange
-from backfill_assets.staleness.input_digest import StateDigester
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.table import Table
 
 #: A run with this tag set to `true` computes and writes all its days, even if unchanged.
@@ -105,7 +105,8 @@ class ComputePlan:
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
         requested: of a stateful table, the days that are not computed for an earlier day's sake.
-        digester: of a stateful table, fingerprints of days given the content of the day before.
+        snapshot: of a stateful table, what the fingerprint of a day follows from, given the day
+            before.
     """
 
     request: RunRequest
@@ -116,7 +117,7 @@ class ComputePlan:
     reasons: Mapping[date, str]
     refused: Mapping[date, Expectation]
     requested: Container[date] = ()
-    digester: StateDigester | None = None
+    snapshot: Snapshot | None = None
 
     @property
     def table(self) -> Table:
@@ -156,8 +157,8 @@ class ComputePlan:
         Rows that another writer put into a day to compute are replaced all the same, unless rows
         are merged into them, or the next day is built from them.
         """
-        before = 1 if self.digester else 0
-        replaced = self.reasons if not (self.digester or self.request.merge) else {}
+        before = 1 if self.snapshot else 0
+        replaced = self.reasons if not (self.snapshot or self.request.merge) else {}
         return all_constraints(ledger.table, ledger.metadata) == self.rules and all(
             _published_state(self.ledger, day, with_rows=day not in replaced)
             == _published_state(ledger, day, with_rows=day not in replaced)

@@ -33,6 +33,7 @@ from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
 from backfill_assets.staleness.input_digest import SwitchedLedger, input_digests
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Current
@@ -375,7 +376,7 @@ def days_of_target(
         for name, window_days in days_by_table(graph, target.tables, window).items():
             days_by_name[name].update(window_days)
     ledgers = {name: target.table_ledger(deployment, name) for name in target.tables}
-    all_days = dependent_days(deployment.graph, ledgers, days_by_name)
+    all_days = dependent_days(Snapshot.from_deployment(deployment, ledgers), days_by_name)
     return {name: sorted(days) for name, days in all_days.items() if days}
 
 
@@ -409,11 +410,9 @@ def stale_days(
             },
         }
     days = days_of_target(deployment, graph, target, only_days)
-    request = BackfillRequest(
-        days=str(only_days or target.requested_windows[-1]), tables=target.tables
-    )
+    snapshot = Snapshot.from_deployment(deployment, ledgers, code=code)
     stale: dict[str, dict[date, DayForecast]] = {}
-    for name, forecasts in forecast_days(deployment, request, days, ledgers, code, {}).items():
+    for name, forecasts in forecast_days(snapshot, days).items():
         published = production[name].published_days
         stale_in_table = {
             day: forecast

@@ -38,6 +38,7 @@ from backfill_assets.publish.types import REASON_TAG, DayResult
 from backfill_assets.shadow import build
 from backfill_assets.shadow.compare import refuse_uncompared
 from backfill_assets.spark.filesystems import open_store, replace_file
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -126,7 +127,7 @@ class _UndoMark(BaseModel, frozen=True):
         """Whether days are put back, and others still hold what is undone."""
         ledgers = read_ledgers(deployment)
         days = None if self.days is None else frozenset(from_ranges(self.days))
-        scopes = undo_scopes(ledgers, self.name, deployment.policy, days)
+        scopes = undo_scopes(Snapshot.from_deployment(deployment, ledgers), self.name, days)
         return any(scope.already_reverted for scope in scopes.values()) and any(
             RowOrigins(ledgers[table]).holds_result(day, change)
             for table, scope in scopes.items()
@@ -282,7 +283,7 @@ def save_consistent_versions(deployment: Deployment, today: date) -> None:
     Call it only when nothing else writes.
     """
     ledgers = read_ledgers(deployment)
-    stale_by_table = find_stale_days(ledgers, deployment.policy, today).open
+    stale_by_table = find_stale_days(Snapshot.from_deployment(deployment, ledgers, today)).open
     if not any(stale_by_table.values()) and not is_mixed(deployment):
         save_versions(deployment.settings.warehouse, ledgers)
 

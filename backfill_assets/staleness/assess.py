@@ -1,53 +1,172 @@
-"""Assessment of days: why one must be computed, why it cannot be, and whether it is final.
+"""Assessment of days: whether a day must be computed, why, and what keeps it from being computed.
 
-Whether a day is final follows from the commits of the raw logs and of the tables built from them.
+`assess` is the only place that decides it. Runs, plans, nights, states and targets read what it
+returns, each over a snapshot of its own.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+import enum
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from backfill_assets.audit.verdicts import Expectation
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.delta.data_files import TableSnapshot
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
-from backfill_assets.delta.records import CommitRecord
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.settings import PREFIX
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.code_version import format_code_change, parts_of_version
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import Dependency, Table
 
 #: Reason of a day whose inputs, code and settings have not changed.
 REQUESTED = "asked for"
 
 
-def recompute_reason(
-    ledger: Ledger,
-    day: date,
-    fingerprint: str,
-    code_version: str,
-    config_digest: str,
-    rewrite: bool = False,
+class ObstacleKind(enum.Enum):
+    """What keeps a day from being computed."""
+
+    MISSING_INPUT = "an input day is not published"
+    FAILED_INPUT = "an input day failed in this run"
+    OTHER_SETTINGS = "an input day was made under other settings"
+
+
+class Obstacle(NamedTuple):
+    """Why a day cannot be computed now.
+
+    Attributes:
+        kind: of the obstacle.
+        text: for a person.
+        origin: of a stateful table, what keeps an earlier day from being computed, and so this one.
+    """
+
+    kind: ObstacleKind
+    text: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class DayAssessment:
+    """What is to be done with a day of a table.
+
+    Attributes:
+        digest: of what the day would be built from now.
+        reason: why it must be computed; empty if it is published with its current inputs, code and
+            settings.
+        follows: of a stateful table, whether the day before is computed, which may change this one.
+        on_hold: whether a person decided against the rows that the inputs give, or, of a stateful
+            table, against those of a day that it follows.
+        obstacle: what keeps it from being computed; None if nothing does.
+        changing_inputs: the inputs whose planned changes would change the digest.
+    """
+
+    digest: str
+    reason: str = ""
+    follows: bool = False
+    on_hold: bool = False
+    obstacle: Obstacle | None = None
+    changing_inputs: Sequence[str] = ()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the day is published and need not be computed."""
+        return not (self.reason or self.follows)
+
+    @property
+    def can_change(self) -> bool:
+        """Whether it is or may be computed."""
+        changes = not self.is_current or self.changing_inputs
+        return bool(changes) and not self.on_hold and self.obstacle is None
+
+
+def assess(
+    snapshot: Snapshot,
+    table: str,
+    days: Iterable[date],
     *,
-    inputs: Iterable[Ledger] = (),
-    input_change: str = "",
-) -> str | None:
-    """Return why a day must be computed; None if it is published with current inputs and code.
+    requested: Container[date] = (),
+    respects_holds: bool = False,
+    in_order: bool = True,
+) -> dict[date, DayAssessment]:
+    """Assess days of a table, in ascending order.
 
     Args:
-        ledger: of the table.
-        day: the day.
-        fingerprint: the current input fingerprint of the day.
-        code_version: of the code that would compute it.
-        config_digest: of the settings that decide its rows now.
-        rewrite: whether the run requests the day in any case.
-        inputs: current ledgers of the input tables; they tell which input is newer.
-        input_change: replaces the text `new input` where the caller knows the change.
+        snapshot: what they are assessed from.
+        table: its name.
+        days: the days.
+        requested: the days that are computed in any case.
+        respects_holds: whether days on hold stay as they are: no person has launched the run.
+        in_order: whether each day of a stateful table is built from the day before in the same run;
+            otherwise from the published one.
     """
+    days, ledger = sorted(days), snapshot.ledgers[table]
+    digests = snapshot.input_digests(table, days)
+    on_hold = days_on_hold(ledger, digests) if respects_holds else set()
+    obstacles = find_obstacles(snapshot, table, days, own=not in_order)
+    changing = _changing_inputs(snapshot, table, digests)
+    assessments = {
+        day: DayAssessment(
+            digests[day],
+            reason=recompute_reason(snapshot, table, day, digests[day], day in requested),
+            on_hold=day in on_hold,
+            obstacle=obstacles.get(day),
+            changing_inputs=changing.get(day, ()),
+        )
+        for day in days
+    }
+    if in_order and carries_state(ledger.table):
+        return follow_days(
+            table, assessments, lambda day: _find_state_obstacle(snapshot, table, day)
+        )
+    return assessments
+
+
+def follow_days(
+    table: str,
+    assessments: Mapping[date, DayAssessment],
+    find_obstacle: Callable[[date], Obstacle | None],
+) -> dict[date, DayAssessment]:
+    """Assess the days of a stateful table in date order, from assessments of each by itself.
+
+    If a day is computed, so are the days that follow it, as they may change. No day is built after
+    a day that cannot be computed, until one that is published with its current inputs; none after a
+    day on hold.
+
+    `find_obstacle` returns what keeps a day from being built from the day before, where that is not
+    assessed.
+    """
+    ordered: dict[date, DayAssessment] = {}
+    for day, assessment in sorted(assessments.items()):
+        previous = ordered.get(day - DAY)
+        if previous is None:
+            previous = DayAssessment("", obstacle=find_obstacle(day))
+        if previous.on_hold:
+            assessment = replace(assessment, on_hold=True)
+        elif assessment.on_hold or assessment.obstacle:
+            pass
+        elif previous.obstacle and (assessment.reason or assessment.changing_inputs):
+            origin = previous.obstacle.origin or f"{table}[{day - DAY}] was not published"
+            text = f"it is built upon earlier days, and {origin}"
+            obstacle = Obstacle(previous.obstacle.kind, text, origin)
+            assessment = replace(assessment, obstacle=obstacle)
+        elif previous.can_change:
+            assessment = replace(assessment, follows=True)
+        ordered[day] = assessment
+    return ordered
+
+
+def recompute_reason(
+    snapshot: Snapshot, table: str, day: date, digest: str, requested: bool = False
+) -> str:
+    """Return why a day must be computed; empty if it is published with current inputs and code.
+
+    Args:
+        snapshot: with the ledgers of the table and of its inputs.
+        table: its name.
+        day: the day.
+        digest: the current input digest of the day.
+        requested: whether the day is computed in any case.
+    """
+    ledger, input_change = snapshot.ledgers[table], snapshot.changes.get(table, {}).get(day, "")
     latest, published = ledger.latest.get(day), ledger.current_record(day)
     if latest is None:
         return "rows without a record" if day in ledger.published_days else "never published"
@@ -56,19 +175,26 @@ def recompute_reason(
     reasons = []
     if not published.fingerprint:
         reasons.append(input_change or "input not on record")
-    elif published.fingerprint != fingerprint:
-        # The input may have changed on other days only: the fingerprint tells which days count.
+    elif published.fingerprint != digest:
+        # The input may have changed on other days only: the digest tells which days count.
         newer = [
-            x.table.name for x in inputs if x.last_change > latest.inputs.get(x.table.name, -1)
+            name
+            for dependency in snapshot.inputs_of(table)
+            if (name := dependency.source.name) != table
+            if snapshot.ledgers[name].last_change > latest.inputs.get(name, -1)
         ]
-        reasons.append(input_change or new_input_reason([*newer, *ledger.changed_references(day)]))
+        names = [*newer, *ledger.changed_references(day)]
+        if not names and carries_state(ledger.table):
+            names = [table]  # the day before
+        reasons.append(input_change or new_input_reason(names))
+    code_version = snapshot.code_versions.get(table, latest.code_version)
     if latest.code_version != code_version:
         reasons.append(other_code_reason(ledger, latest.code_version, code_version))
-    if latest.made_under(day) != config_digest:
+    if latest.made_under(day) != snapshot.config_digests.get(table, latest.made_under(day)):
         reasons.append("other settings")
-    if rewrite and not reasons:
+    if requested and not reasons:
         reasons.append(input_change or REQUESTED)
-    return "; ".join(reasons) or None
+    return "; ".join(reasons)
 
 
 def other_code_reason(ledger: Ledger, old: str, new: str) -> str:
@@ -87,35 +213,6 @@ def new_input_reason(names: Sequence[str]) -> str:
     return f"new input: {', '.join(names)}" if names else "new input"
 
 
-def recompute_reasons(
-    ledger: Ledger,
-    fingerprints: Mapping[date, str],
-    inputs: Sequence[Ledger],
-    code_version: str,
-    config_digest: str,
-    requested: Container[date] = (),
-    input_changes: Mapping[date, str] = MappingProxyType({}),
-) -> dict[date, str]:
-    """Return the days that must be computed, each with its reason; see `recompute_reason`.
-
-    `requested` days are computed in any case.
-    """
-    reasons = {
-        day: recompute_reason(
-            ledger,
-            day,
-            fingerprint,
-            code_version,
-            config_digest,
-            day in requested,
-            inputs=inputs,
-            input_change=input_changes.get(day, ""),
-        )
-        for day, fingerprint in fingerprints.items()
-    }
-    return {day: reason for day, reason in reasons.items() if reason is not None}
-
-
 def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
     """Return the days that a person put on hold and whose inputs have not changed since.
 
@@ -128,6 +225,86 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
         if follows_held_day or ledger.on_hold[day] == fingerprints[day]:
             held_days.add(day)
     return held_days
+
+
+def find_obstacles(
+    snapshot: Snapshot, table: str, days: Collection[date], *, own: bool
+) -> dict[date, Obstacle]:
+    """Return the days that an input lacks, or has under other settings only, with the reason.
+
+    A missing input day is not an empty one. A day that failed upstream in this run must not be
+    built from its older rows. Input days of other settings could count an order twice, or not at
+    all.
+
+    `own`: whether the day before counts as well, in the table itself.
+    """
+    obstacles: dict[date, Obstacle] = {}
+    references = snapshot.ledgers[table].references
+    if missing := [name for name, content in references.items() if content is None]:
+        text = f"there is no table {', '.join(missing)}"
+        obstacles = dict.fromkeys(days, Obstacle(ObstacleKind.MISSING_INPUT, text))
+    for dependency in snapshot.inputs_of(table):
+        name = dependency.source.name
+        if name == table and not own:
+            continue
+        source = snapshot.expected_ledgers[name]
+        if other_settings := snapshot.other_settings_days(name):
+            deciding = dependency.reach.deciding_days(source)
+            for day in days:
+                if other_days := [d for d in deciding(day) if d in other_settings]:
+                    text = (
+                        f"{name}[{format_ranges(other_days)}] was made under other settings; "
+                        "rebuild these days first"
+                    )
+                    obstacles.setdefault(day, Obstacle(ObstacleKind.OTHER_SETTINGS, text))
+        failed, published = snapshot.failed.get(name, ()), source.published_days
+        for day in days:
+            needed = snapshot.required_days(dependency, day)
+            if failed_days := [d for d in needed if d in failed]:
+                text = f"{name}[{format_ranges(failed_days)}] failed in this run"
+                obstacles[day] = Obstacle(ObstacleKind.FAILED_INPUT, text)
+            elif missing_days := [d for d in needed if d not in published]:
+                text = f"{name}[{format_ranges(missing_days)}] has never been published"
+                obstacles[day] = Obstacle(ObstacleKind.MISSING_INPUT, text)
+    return obstacles
+
+
+def _find_state_obstacle(snapshot: Snapshot, table: str, day: date) -> Obstacle | None:
+    """Return what keeps a day from being built from the published day before; None if nothing."""
+    ledger, day_before = snapshot.ledgers[table], day - DAY
+    (dependency,) = (d for d in snapshot.inputs_of(table) if d.source.name == table)
+    kind, origin = ObstacleKind.MISSING_INPUT, ""
+    if day_before in snapshot.failed.get(table, ()):
+        kind, origin = ObstacleKind.FAILED_INPUT, f"{table}[{day_before}] failed in this run"
+    elif not snapshot.required_days(dependency, day):
+        earlier_days = [earlier for earlier in ledger.published_days if earlier < day]
+        if earlier_days and not {day, day_before} & ledger.published_days:
+            origin = (
+                f"{table} has days up to {max(earlier_days)} and none on the day before {day}, the "
+                f"first day now: it would begin anew. Put {PREFIX}START back and build the days "
+                "between"
+            )
+    elif day_before not in ledger.published_days:
+        origin = f"{table}[{day_before}] has never been published"
+    elif day_before in snapshot.other_settings_days(table):
+        kind = ObstacleKind.OTHER_SETTINGS
+        origin = f"{table}[{day_before}] was made under other settings; rebuild it first"
+    return (
+        Obstacle(kind, f"it is built upon earlier days, and {origin}", origin) if origin else None
+    )
+
+
+def _changing_inputs(
+    snapshot: Snapshot, table: str, digests: Mapping[date, str]
+) -> dict[date, list[str]]:
+    """Return, by day, the inputs whose planned changes would change the day's input digest."""
+    inputs_by_day: dict[date, list[str]] = {}
+    for dependency in snapshot.inputs_of(table):
+        name = dependency.source.name
+        if name in snapshot.planned and table not in snapshot.digests:
+            for day in snapshot.days_depending_on(table, digests, name, snapshot.planned[name]):
+                inputs_by_day.setdefault(day, []).append(name)
+    return inputs_by_day
 
 
 def refuse_other_code(
@@ -168,221 +345,3 @@ def refuse_other_code(
                         "the same rows, `backfill-assets accept-code` says so for the days that "
                         "are published."
                     )
-
-
-def lacks_input(graph: Graph, ledgers: Ledgers, table: str, day: date, *, own: bool = True) -> bool:
-    """Return whether a day cannot be built, as a required day of an input is not published.
-
-    `own`: of a stateful table, its own day before is one of them. An unpartitioned input that was
-    never published counts as well.
-    """
-    return None in ledgers[table].references.values() or any(
-        needed not in ledgers[dependency.source.name].published_days
-        for dependency in graph.inputs[table]
-        if own or dependency.source.name != table
-        for needed in graph.required_days(dependency, day)
-    )
-
-
-def missing_inputs(
-    sources: Sequence[TableSnapshot],
-    window: Window,
-    config_of: Callable[[Table], str],
-    failed: Mapping[str, Container[date]],
-) -> dict[date, Expectation]:
-    """Return the days that an input lacks, or has under other settings only, with the reason.
-
-    A missing input day is not an empty one. A day that failed upstream in this run must not be
-    built from its older rows. Input days of other settings could count an order twice, or not at
-    all.
-    """
-    expectations: dict[date, Expectation] = {}
-    for source in sources:
-        digest = config_of(source.table)
-        for day, other_settings_days in source.days_with_other_settings(window, digest).items():
-            problem = (
-                f"{source.table.name}[{format_ranges(other_settings_days)}] was made under other "
-                "settings; rebuild these days first"
-            )
-            expectations.setdefault(day, Expectation(problems=[problem]))
-        just_failed = failed.get(source.table.name, ())
-        for day in window:
-            needed = source.required_days(day)
-            if unusable_days := [needed_day for needed_day in needed if needed_day in just_failed]:
-                problem = f"{source.table.name}[{format_ranges(unusable_days)}] failed in this run"
-                expectations[day] = Expectation(problems=[problem])
-            elif unusable_days := [
-                needed_day
-                for needed_day in needed
-                if needed_day not in source.ledger.published_days
-            ]:
-                problem = (
-                    f"{source.table.name}[{format_ranges(unusable_days)}] has never been published"
-                )
-                expectations[day] = Expectation(problems=[problem])
-    return expectations
-
-
-def final_days(
-    ledgers: Ledgers, policy: Policy, among: Container[date] | None = None
-) -> dict[str, set[date]]:
-    """Return the final days of all tables that close, restricted to `among` if given.
-
-    A day is final if its latest record was built after its window had closed, or if the window
-    closed later by commits that did not change the day.
-    """
-    is_final = finality_check(ledgers, policy)
-    return {
-        name: {
-            day
-            for day, record in ledgers[name].latest.items()
-            if (among is None or day in among)
-            if day in record.final or is_final(name, record, day)
-        }
-        for name in graph_of_ledgers(ledgers, policy).closing_tables
-    }
-
-
-def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
-    """Return, by event day whose window has closed, the version of the raw log that closed it.
-
-    A window closes with the commit after which all its log days are settled at the same time: all
-    that had landed for them was loaded, and nothing more was due. Files that land later do not open
-    it again; a log day that is reverted does.
-    """
-    closed_at: dict[date, int] = {}
-    for record, new, settled in _completed_log_days(raw):
-        for day in {
-            d
-            for revoked_day in record.revoked_days
-            for d in policy.affected_event_days(revoked_day)
-        }:
-            closed_at.pop(day, None)
-        for day in {
-            d for logged in new for d in policy.affected_event_days(logged)
-        } - closed_at.keys():
-            # The last log day first: it is the one that most open windows lack.
-            if all(logged in settled for logged in reversed(list(policy.log_days(day)))):
-                closed_at[day] = record.version
-    return closed_at
-
-
-def settled_days(raw: Ledger) -> set[date]:
-    """Return the log days of which all that had landed is loaded, and nothing more was due."""
-    settled: set[date] = set()
-    for _record, _new, settled_so_far in _completed_log_days(raw):
-        settled = settled_so_far
-    return settled
-
-
-def _completed_log_days(raw: Ledger) -> Iterator[tuple[CommitRecord, frozenset[date], set[date]]]:
-    """Yield each commit of the raw log, the log days it settled, and all days settled so far."""
-    settled: set[date] = set()
-    for record in raw.records:
-        settled -= {*from_ranges(record.details.unsettled)} | record.revoked_days
-        new = frozenset(from_ranges(record.details.settled)) - settled
-        settled |= new
-        yield record, new, settled
-
-
-def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRecord, date], bool]:
-    """Return a function of table, record and day: whether the record's rows of the day are final.
-
-    Table that reads a raw log: the day's window has closed, and the record was built from the last
-    commit that changed the day up to the closing one, or from a later one. Other tables: the input
-    days that decide the day were final. A stateful table goes back to its first day.
-    """
-    graph = graph_of_ledgers(ledgers, policy)
-    closing_versions = {
-        log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources
-    }
-    changes = {
-        (name, dependency.source.name): _changing_versions(dependency, ledgers)
-        for name in graph.closing_tables
-        for dependency in graph.inputs[name]
-        if dependency.source.name in closing_versions
-    }
-    records_by_table = {name: _publishing_records(ledgers[name]) for name in graph.closing_tables}
-    final_by_day: dict[tuple[str, int, date], bool] = {}
-
-    def is_final(table: str, record: CommitRecord, day: date) -> bool:
-        """Return whether a record's rows of the day are final; cached, as `was_final` recurses."""
-        key = table, record.version, day
-        if key not in final_by_day:
-            final_by_day[key] = all(
-                covers_closing(table, dependency.source.name, record, day)
-                if dependency.source.name in closing_versions
-                else all(
-                    was_final(
-                        dependency.source.name,
-                        _input_version(dependency.source.name, table, record),
-                        needed,
-                    )
-                    for needed in dependency.reach.deciding_days(ledgers[dependency.source.name])(
-                        day
-                    )
-                    if needed >= graph.policy_of(dependency.source.name).start
-                )
-                for dependency in graph.inputs[table]
-            )
-        return final_by_day[key]
-
-    def covers_closing(table: str, log: str, record: CommitRecord, day: date) -> bool:
-        """Return whether a record read the log's last change of a day up to the closing commit."""
-        closed_by = closing_versions[log].get(day)
-        if closed_by is None:
-            return False
-        required_version = max(
-            (v for v in changes[table, log][day] if v <= closed_by), default=closed_by
-        )
-        return record.inputs.get(log, -1) >= required_version
-
-    def was_final(source: str, version: int, day: date) -> bool:
-        """Return whether an input's day was final at the version that a record was built from."""
-        published_then = [r for r in records_by_table[source][day] if r.version <= version][-1:]
-        # A later build with the same rows does not change the days that depend on it.
-        same_rows = [
-            r
-            for r in records_by_table[source][day]
-            if published_then
-            and r.version > version
-            and r.days[day].digest == published_then[0].days[day].digest
-        ]
-        return any(is_final(source, r, day) for r in [*published_then, *same_rows])
-
-    for name in (name for name in records_by_table if carries_state(ledgers[name].table)):
-        # In date order, so that the recursion goes back one day only.
-        for day, records in sorted(records_by_table[name].items()):
-            for record in records:
-                is_final(name, record, day)
-    return is_final
-
-
-def _input_version(source: str, table: str, record: CommitRecord) -> int:
-    """Return the version of an input that a record's days were built from.
-
-    A stateful table reads its previous day in the same commit.
-    """
-    return record.version if source == table else record.inputs.get(source, -1)
-
-
-def _publishing_records(ledger: Ledger) -> Mapping[date, Sequence[CommitRecord]]:
-    """Return, by day, the commits that published it since its last revert, in ascending order."""
-    records_by_day: dict[date, list[CommitRecord]] = defaultdict(list)
-    for record in ledger.records:
-        for day in record.days:
-            records_by_day[day].append(record.for_day(day))
-        for day in record.revoked_days:
-            records_by_day.pop(day, None)
-    return records_by_day
-
-
-def _changing_versions(dependency: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:
-    """Return, by day of a table, the versions of a raw log that made it due."""
-    versions_by_day: dict[date, list[int]] = defaultdict(list)
-    log = ledgers[dependency.source.name]
-    days_of = due_days(dependency, log)
-    for record in log.records:
-        for day in days_of(record):
-            versions_by_day[day].append(record.version)
-    return versions_by_day

@@ -21,7 +21,7 @@ from backfill_assets.delta.records import CommitDetails
 from backfill_assets.landing.listing import Listing, list_landing
 from backfill_assets.landing.load_manifest import LoadManifest, needs_reload
 from backfill_assets.spark.frames import cache_frames
-from backfill_assets.staleness.assess import settled_days
+from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms import dedup

@@ -5,14 +5,12 @@ so a day with an unchanged fingerprint need not be computed again.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
 from functools import cached_property
 from typing import Any, Self
 
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.table import Inputs
 
@@ -51,28 +49,6 @@ def input_digests(
         )
         for day in days
     }
-
-
-@dataclass(frozen=True)
-class StateDigester:
-    """Input fingerprints of a stateful table, given what the day before came out as.
-
-    Attributes:
-        table: the table's name.
-        inputs: the table's inputs, itself among them.
-        ledgers: of the inputs.
-        references: the content of its unpartitioned inputs.
-    """
-
-    table: str
-    inputs: Inputs
-    ledgers: Ledgers
-    references: Mapping[str, str | None]
-
-    def digest_day(self, day: date, previous_content: str) -> str:
-        """Return the fingerprint of a day; `previous_content` is that of the day before."""
-        own_content = {(self.table, day - DAY): previous_content}
-        return input_digests(self.inputs, self.ledgers, [day], self.references, own_content)[day]
 
 
 def _hash_contents(contents: Iterable[str]) -> str:
@@ -131,25 +107,3 @@ class SwitchedLedger(Ledger):
 
 def _ledger_fields(ledger: Ledger) -> dict[str, Any]:
     return {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
-
-
-def days_depending_on(
-    ledgers: Ledgers,
-    policy: Policy,
-    table: str,
-    days: Collection[date],
-    source: str,
-    changing_days: Collection[date],
-) -> set[date]:
-    """Return the days of a table whose fingerprint changes if some days of an input change."""
-    if not days or not changing_days:
-        return set()
-    inputs = ledgers[table].table.inputs(policy)
-    references = ledgers[table].references
-    current_digests = input_digests(inputs, ledgers, days, references)
-    hypothetical_ledgers = {
-        **ledgers,
-        source: HypotheticalLedger.from_ledger(ledgers[source], changing_days),
-    }
-    changed_digests = input_digests(inputs, hypothetical_ledgers, days, references)
-    return {day for day in days if current_digests[day] != changed_digests[day]}

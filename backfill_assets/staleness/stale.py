@@ -6,18 +6,24 @@ own: they cannot be built again, so no scheduled run requests them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from operator import is_
 from typing import NamedTuple
 
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.staleness.assess import days_on_hold, final_days, lacks_input
-from backfill_assets.staleness.input_digest import days_depending_on, input_digests
+from backfill_assets.staleness.assess import (
+    DayAssessment,
+    assess,
+    days_on_hold,
+    find_obstacles,
+    follow_days,
+)
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 
@@ -67,7 +73,7 @@ class StaleDays:
         return {*self.open.get(table, ()), *self.final.get(table, ())}
 
 
-def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
+def find_stale_days(snapshot: Snapshot) -> StaleDays:
     """Return the days that are behind their inputs.
 
     A day is behind if a commit of an input changed what the day is built from, and the day was last
@@ -78,88 +84,90 @@ def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
     The last answer is cached until there is a new commit: a sensor asks every few seconds, and ten
     thousand days of twenty tables take four seconds.
     """
-    if _last_answer and _last_answer[0].is_valid_for(ledgers, policy, today):
+    if _last_answer and _last_answer[0].is_valid_for(snapshot):
         return _last_answer[0].result
-    stale = _compute_stale_days(ledgers, policy, today)
-    _last_answer[:] = [_LastAnswer((*ledgers.values(),), policy, today, stale)]
+    stale = _compute_stale_days(snapshot)
+    _last_answer[:] = [_LastAnswer(snapshot, stale)]
     return stale
 
 
 class _LastAnswer(NamedTuple):
-    """The last answer in this process, with its arguments."""
+    """The last answer in this process, with what it was computed from."""
 
-    ledgers: tuple[Ledger, ...]
-    policy: Policy
-    today: date
+    snapshot: Snapshot
     result: StaleDays
 
-    def is_valid_for(self, ledgers: Ledgers, policy: Policy, today: date) -> bool:
-        """Return whether the arguments are the same; a ledger read again is another object."""
-        same = len(self.ledgers) == len(ledgers) and all(map(is_, self.ledgers, ledgers.values()))
-        return same and (self.policy, self.today) == (policy, today)
+    def is_valid_for(self, snapshot: Snapshot) -> bool:
+        """Return whether it is an answer for a snapshot; a ledger read again is another object."""
+        known, ledgers = self.snapshot.ledgers, snapshot.ledgers
+        same = len(known) == len(ledgers) and all(map(is_, known.values(), ledgers.values()))
+        return same and (self.snapshot.policy, self.snapshot.today) == (
+            snapshot.policy,
+            snapshot.today,
+        )
 
 
 _last_answer: list[_LastAnswer] = []
 
 
-def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
+def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
     """Compute the answer of `find_stale_days`, which caches it."""
-    closed, graph = final_days(ledgers, policy), graph_of_ledgers(ledgers, policy)
+    # Days of other code or settings are current, until a person launches them.
+    snapshot = Snapshot(snapshot.graph, snapshot.ledgers, snapshot.today)
+    closed = final_days(snapshot)
     stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
-    for table, days in _newer_inputs(ledgers, policy, graph, today).items():
-        ledger = ledgers[table]
-        fingerprints = input_digests(graph.inputs[table], ledgers, days, ledger.references)
-        on_hold = days_on_hold(ledger, fingerprints)
-        for day, inputs in sorted(days.items()):
-            published = ledger.current_record(day)
-            if published and published.fingerprint == fingerprints[day]:
-                continue
-            if day in on_hold:
+    for table, newer_inputs in _newer_inputs(snapshot).items():
+        ledger = snapshot.ledgers[table]
+        assessments = assess(snapshot, table, newer_inputs, respects_holds=True, in_order=False)
+        behind = {day: a for day, a in assessments.items() if a.reason and not a.obstacle}
+        reasons = {
+            day: StaleReason(
+                newer_inputs[day], ledger.changed_references(day) if day in ledger.latest else {}
+            )
+            for day in behind
+        }
+        if carries_state(ledger.table):
+            behind = _with_later_days(snapshot, table, behind)
+        for day, assessment in behind.items():
+            if assessment.on_hold:
                 stale.on_hold[table].add(day)
                 continue
-            stale_reasons = stale.final if day in closed.get(table, ()) else stale.open
-            references = ledger.changed_references(day) if day in ledger.latest else {}
-            stale_reasons[table][day] = StaleReason(inputs, references)  # type: ignore[index]
-        if carries_state(ledger.table):
-            lacking = {
-                day
-                for day in ledger.published_days
-                if lacks_input(graph, ledgers, table, day, own=False)
-            }
-            _add_later_days(stale, ledger, closed.get(table, ()), lacking)
+            # A day that only follows another is behind for the same reasons.
+            reason = reasons[day] = reasons.get(day) or reasons[day - DAY]
+            part = stale.final if day in closed.get(table, ()) else stale.open
+            part[table][day] = reason  # type: ignore[index]
     return stale
 
 
-def _add_later_days(
-    stale: StaleDays, ledger: Ledger, closed: Container[date], lacking: Container[date]
-) -> None:
-    """Count days of a stateful table after a stale day as stale, for the same reasons.
+def _with_later_days(
+    snapshot: Snapshot, table: str, behind: Mapping[date, DayAssessment]
+) -> dict[date, DayAssessment]:
+    """Return the days of a stateful table that are behind, with the published ones that follow.
 
-    Up to a day that is missing, or is `lacking` another input: no later day can be built. A run
-    that builds them in order stops where a day comes out unchanged.
+    Up to a day that is missing, lacks another input or is on hold: no later day changes. A run that
+    builds them in order stops where a day comes out unchanged.
     """
-    name, reason = ledger.table.name, None
-    days = ledger.published_days | stale.all_days(name)
-    for day in sorted(days):
-        own_reason = stale.open[name].get(day) or stale.final[name].get(day)
-        can_be_built = day - DAY in days and day not in lacking
-        reason = own_reason or (reason if can_be_built else None)
-        if reason and not own_reason:
-            part = stale.final if day in closed else stale.open
-            part[name][day] = reason  # type: ignore[index]
+    ledger = snapshot.ledgers[table]
+    others = ledger.published_days - behind.keys()
+    held_days = days_on_hold(ledger, snapshot.input_digests(table, ledger.on_hold))
+    stopped = held_days | find_obstacles(snapshot, table, others, own=False).keys()
+    free = {day: DayAssessment("") for day in others if day not in stopped}
+    open_days = {day: a for day, a in behind.items() if not a.on_hold}
+    ordered = follow_days(table, {**free, **open_days}, lambda _: None)
+    later = {day: a for day, a in ordered.items() if a.can_change and day not in behind}
+    return dict(sorted({**behind, **later}.items()))
 
 
-def _newer_inputs(
-    ledgers: Ledgers, policy: Policy, graph: Graph, today: date
-) -> dict[str, dict[date, dict[str, CommitRecord]]]:
-    """Return, by table, day and input, the commit that is newer than the day.
+def _newer_inputs(snapshot: Snapshot) -> dict[str, dict[date, dict[str, CommitRecord]]]:
+    """Return, by table, due day and input, the commit that is newer than the day.
 
     The inner mapping is empty if only an unpartitioned input has changed.
     """
+    graph, ledgers, today = snapshot.graph, snapshot.ledgers, snapshot.today
     newer: dict[str, dict[date, dict[str, CommitRecord]]] = defaultdict(lambda: defaultdict(dict))
 
-    def buildable_days(table: str, days: Iterable[date]) -> Iterator[date]:
-        """Return the days that are due and have their required inputs; none of a retired table."""
+    def select_due(table: str, days: Iterable[date]) -> Iterator[date]:
+        """Return the days that are due; none of a retired table."""
         if ledgers[table].table.is_retired(today):
             return iter(())
         table_policy = graph.policy_of(table)
@@ -172,14 +180,13 @@ def _newer_inputs(
             day
             for day in days
             if day in due_days
-            and not lacks_input(graph, ledgers, table, day)
             and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
         )
 
-    for source, table, days_of in downstream_tables(ledgers, policy):
+    for source, table, days_of in downstream_tables(snapshot):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         ledger = ledgers[table]
-        for day in buildable_days(table, needed):
+        for day in select_due(table, needed):
             built = ledger.latest.get(day)
             if built is None and day not in ledger.on_hold:
                 # Undo commits of an earlier release record the version only.
@@ -189,29 +196,34 @@ def _newer_inputs(
     for table, ledger in ledgers.items():
         if ledger.references:
             changed_days = [day for day in ledger.latest if ledger.changed_references(day)]
-            for day in buildable_days(table, changed_days):
+            for day in select_due(table, changed_days):
                 newer[table].setdefault(day, {})
     return newer
 
 
 def downstream_tables(
-    ledgers: Ledgers, policy: Policy
+    snapshot: Snapshot,
 ) -> list[tuple[str, str, Callable[[CommitRecord], Iterable[date]]]]:
     """Return (input, table, function): which days of the table an input's commit makes due."""
     return [
-        (dependency.source.name, table, due_days(dependency, ledgers[dependency.source.name]))
-        for table, inputs in graph_of_ledgers(ledgers, policy).inputs.items()
+        (
+            dependency.source.name,
+            table,
+            due_days(dependency, snapshot.ledgers[dependency.source.name]),
+        )
+        for table, inputs in snapshot.graph.inputs.items()
         for dependency in inputs
     ]
 
 
 def dependent_days(
-    graph: Graph, ledgers: Ledgers, changing: Mapping[str, Collection[date]]
+    snapshot: Snapshot, changing: Mapping[str, Collection[date]]
 ) -> dict[str, set[date]]:
-    """Return the days that change with those that read them, by each table of `ledgers`.
+    """Return the days that change with those that read them, by each table of the snapshot.
 
     Days that late lines change are not known before these are loaded.
     """
+    graph, ledgers = snapshot.graph, snapshot.ledgers
     days_by_table: dict[str, set[date]] = {}
     for name in (name for name in graph.tables if name in ledgers):
         days = days_by_table[name] = {*changing.get(name, ())}
@@ -255,14 +267,15 @@ def _is_older(
     return version < needed.version or version > (source.version or 0)
 
 
-def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
+def built_from_revoked(snapshot: Snapshot) -> dict[str, set[date]]:
     """Return, by table, the published days that were built, directly or not, from reverted days.
 
     An undo reverts them together with their input. They exist while an undo runs, after one that
     was interrupted, or if a run read the input just before.
     """
+    ledgers = snapshot.ledgers
     affected_days: dict[str, set[date]] = {name: set() for name in ledgers}
-    for source, table, days_of in downstream_tables(ledgers, policy):
+    for source, table, days_of in downstream_tables(snapshot):
         latest = ledgers[table].latest
         for record, revoked_days in _revocations(ledgers[source]):
             built = {
@@ -270,11 +283,9 @@ def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]
                 for day in days_of(record)
                 if day in latest and latest[day].inputs.get(source, record.version) < record.version
             }
-            affected_days[table] |= days_depending_on(
-                ledgers, policy, table, built, source, revoked_days
-            )
-        affected_days[table] |= days_depending_on(
-            ledgers, policy, table, latest, source, affected_days[source]
+            affected_days[table] |= snapshot.days_depending_on(table, built, source, revoked_days)
+        affected_days[table] |= snapshot.days_depending_on(
+            table, latest, source, affected_days[source]
         )
     return affected_days
 

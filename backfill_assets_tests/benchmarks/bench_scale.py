@@ -36,6 +36,7 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed
 from backfill_assets_tests.benchmarks.results import print_result
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, make_plan, order
 
 DAY = timedelta(days=1)
@@ -162,8 +163,10 @@ def measure_ledgers(pipeline: Pipeline) -> None:
     measure_work("all ledgers, new process", lambda: read_ledgers(Deployment(settings)))
     ledgers = measure_work("all ledgers, nothing new", lambda: read_ledgers(Deployment(settings)))
     policy, today = Policy.from_settings(settings), pipeline.now.date()
-    measure_work("backlog", lambda: find_stale_days(ledgers, policy, today))
-    measure_work("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
+    measure_work("backlog", lambda: find_stale_days(snapshot_ledgers(ledgers, policy, today)))
+    measure_work(
+        "backlog, nothing new", lambda: find_stale_days(snapshot_ledgers(ledgers, policy, today))
+    )
     now = measure_work(
         "snapshot", lambda: read_snapshot(Deployment(settings), pipeline.instance, pipeline.now)
     )

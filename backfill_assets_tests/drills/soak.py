@@ -33,6 +33,7 @@ from backfill_assets.settings import Settings, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests.helpers.deployment import ServedDeployment
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.landing_truth import list_differences
 from backfill_assets_tests.helpers.process_kills import KINDS, kill_random_process
 from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
@@ -190,7 +191,7 @@ def _open_work(deployment: ServedDeployment, settings: Settings, today: date) ->
     ledgers, policy = read_ledgers(Deployment(settings)), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
     unloaded = find_unloaded_days(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
-    behind = find_stale_days(ledgers, policy, today).open
+    behind = find_stale_days(snapshot_ledgers(ledgers, policy, today)).open
     return [
         *(f"run {run.run_id} {run.status.value}" for run in runs),
         *(f"load {day}" for day in unloaded.days_to_load),

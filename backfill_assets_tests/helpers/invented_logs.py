@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from backfill_assets.audit.verdicts import DayMetrics
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import (
     CORRECTIONS,
@@ -23,6 +24,8 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
+from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import day
 
@@ -98,6 +101,12 @@ def make_measured(rows: Mapping[date, int]) -> dict[date, DayMetrics]:
 def ledgers(*filled: Ledger) -> dict[str, Ledger]:
     """The ledgers of all tables; those that are not given are empty."""
     return {name: Ledger(t) for name, t in TABLES.items()} | {x.table.name: x for x in filled}
+
+
+def snapshot_ledgers(ledgers: Ledgers, policy: Policy, today: date = date.max) -> Snapshot:
+    """A snapshot of the tables of these ledgers, without code and settings."""
+    graph = Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)
+    return Snapshot(graph, ledgers, today)
 
 
 def commit_metadata(published_days: Iterable[date], **more: Any) -> dict[str, Any]:

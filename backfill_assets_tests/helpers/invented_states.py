@@ -8,10 +8,11 @@ from datetime import date
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.monitoring.states import DayState, Snapshot, day_states
+from backfill_assets.monitoring.states import DayState, MonitoringSnapshot, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
-from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
+from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets.staleness.unloaded import UnloadedDays
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import (
     NIGHTLY,
@@ -68,11 +69,13 @@ def make_snapshot(
     in_time: bool = False,
     settings: str = "config",
     last: date = date.max,
-) -> Snapshot:
+) -> MonitoringSnapshot:
     table_ledgers = make_healthy_ledgers() if table_ledgers is None else table_ledgers
-    return Snapshot(
-        ledgers=table_ledgers,
-        stale=behind or find_stale_days(table_ledgers, policy, today),
+    snapshot = MonitoringSnapshot(
+        Graph.from_tables((known.table for known in table_ledgers.values()), policy),
+        table_ledgers,
+        today,
+        config_digests=dict.fromkeys(TABLES, settings),
         unloaded={
             RAW.name: UnloadedDays(
                 days_to_load=dict.fromkeys(load, "x"),
@@ -85,11 +88,11 @@ def make_snapshot(
             name: dict.fromkeys(failed_days, ("unique_key",))
             for name, failed_days in (failed or {}).items()
         },
-        policy=policy,
-        config_digests=dict.fromkeys(TABLES, settings),
-        today=today,
         before_deadline=in_time,
     )
+    if behind:
+        vars(snapshot)["stale"] = behind
+    return snapshot
 
 
 def make_backlog(*missing_days: date, table: Table, final: bool = False) -> StaleDays:
@@ -97,7 +100,7 @@ def make_backlog(*missing_days: date, table: Table, final: bool = False) -> Stal
     return StaleDays({}, part) if final else StaleDays(part)
 
 
-def states_by_day(table: Table, now: Snapshot) -> dict[int, DayState]:
+def states_by_day(table: Table, now: MonitoringSnapshot) -> dict[int, DayState]:
     """By the number of the day."""
     return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
 

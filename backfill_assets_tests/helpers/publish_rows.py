@@ -15,6 +15,7 @@ from pandera.pyspark import Field
 from pyspark.sql import SparkSession
 
 from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger
@@ -28,6 +29,7 @@ from backfill_assets.publish.types import (
     DayResult,
     RunRequest,
 )
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
@@ -77,7 +79,14 @@ def publish_days(
     for _ in range(ATTEMPTS):
         ledger = publisher.ledger(table)
         made_from = fingerprint if isinstance(fingerprint, str) else fingerprint()
-        plan = publisher.plan_days(request, ledger, [], dict.fromkeys(days, made_from))
+        snapshot = publisher.snapshot(
+            request,
+            Graph({}, Policy(day(1), None, 0, 0, corrects=False, only_touched=False)),
+            {table.name: ledger},
+            digests={table.name: dict.fromkeys(days, made_from)},
+            asset_inputs={table.name: ()},
+        )
+        plan = publisher.plan_days(request, table, snapshot, [])
         computed = build(plan.days) if plan.reasons else None
         try:
             return publish_candidate(Candidate(plan, computed))

@@ -39,6 +39,7 @@ from backfill_assets_tests.helpers.customers_model import (
     parse_versions,
     version_as_known,
 )
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.paths import BIN
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day
@@ -260,7 +261,7 @@ def test_any_history_ends_as_one_clean_load(engine, spark, tmp_path, seed):
     check_rows(lived)
     check_same_tables(lived, clean_load(engine, tmp_path / "clean", lived))
     behind = find_stale_days(
-        read_ledgers(lived.deployment), Policy.from_settings(lived.settings), END
+        snapshot_ledgers(read_ledgers(lived.deployment), Policy.from_settings(lived.settings), END)
     )
     assert not {name: days for name in ALL if (days := behind.all_days(name))}
     before = table_versions(lived)

@@ -20,6 +20,7 @@ from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests import conftest
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, order
 from backfill_assets_tests.helpers.process_kills import find_processes, kill_kinds
@@ -72,7 +73,7 @@ def is_done(pipeline: Pipeline) -> bool:
         return False
     if any(len(ledger.published_days) < DAYS for ledger in ledgers.values()):
         return False
-    return not find_stale_days(ledgers, policy, today).open
+    return not find_stale_days(snapshot_ledgers(ledgers, policy, today)).open
 
 
 @pytest.mark.slow

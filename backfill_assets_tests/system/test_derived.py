@@ -20,11 +20,17 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, load_tables, tables_of
-from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    record,
+    snapshot_ledgers,
+)
 from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     START,
@@ -252,7 +258,10 @@ def test_a_day_is_final_once_all_days_that_it_is_made_of_are():
 
     def final_numbers(*staged: CommitRecord, spend: CommitRecord) -> set[int]:
         current_ledgers = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
-        return {(d - START).days + 1 for d in final_days(current_ledgers, policy)[SPEND.name]}
+        return {
+            (d - START).days + 1
+            for d in final_days(snapshot_ledgers(current_ledgers, policy))[SPEND.name]
+        }
 
     staged_record = record(0, days((1, 5)), inputs={RAW.name: 0})
     spend_record = record(0, days((1, 5)), inputs={STAGED.name: 0})

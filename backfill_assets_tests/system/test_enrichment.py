@@ -35,6 +35,7 @@ from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.examples.customers import enrichment
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
     copy_loaded,
@@ -193,7 +194,9 @@ def record_of(pipeline: Pipeline, name: str, n: int):
 
 def read_backlog(pipeline: Pipeline):
     ledgers = read_ledgers(pipeline.deployment)
-    return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
+    return find_stale_days(
+        snapshot_ledgers(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
+    )
 
 
 def test_a_replay_makes_no_call_and_verify_proves_it(asked, engine, tmp_path, server):

@@ -24,7 +24,7 @@ from backfill_assets.calendar.partitions import DAY, DaySet, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.assess import window_closed_at
+from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.helpers.docs_pages import PAGES
 from backfill_assets_tests.helpers.invented_logs import ledger

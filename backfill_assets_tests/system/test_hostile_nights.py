@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
-from backfill_assets.monitoring.states import DayState, Snapshot, day_states
+from backfill_assets.monitoring.states import DayState, MonitoringSnapshot, day_states
 from backfill_assets_tests.helpers.invented_listings import close_folder
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -72,7 +72,7 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     assert DayState.CHECK_FAILED not in day_states("raw_orders", read_snapshot(pipeline)).values()
 
 
-def read_snapshot(pipeline: Pipeline) -> Snapshot:
+def read_snapshot(pipeline: Pipeline) -> MonitoringSnapshot:
     return Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
 
 

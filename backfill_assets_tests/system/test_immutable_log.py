@@ -17,11 +17,11 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
-from backfill_assets.monitoring.states import DayState, Snapshot, day_states
+from backfill_assets.monitoring.states import DayState, MonitoringSnapshot, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.assess import settled_days
+from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.helpers.invented_listings import file_path
@@ -133,12 +133,12 @@ def days_to_load(
     return {d for d in arrived.days_to_load if d >= day(first)}
 
 
-def read_snapshot(pipeline: Pipeline, today: int) -> Snapshot:
+def read_snapshot(pipeline: Pipeline, today: int) -> MonitoringSnapshot:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
     return Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
 
 
-def incident_details(now: Snapshot, kind: str) -> dict[str, str]:
+def incident_details(now: MonitoringSnapshot, kind: str) -> dict[str, str]:
     """What a person is told of the raw log, by day."""
     return {
         i.item: i.detail for i in find_incidents(now) if (i.kind, i.subject) == (kind, RAW.name)

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import date
 from decimal import Decimal
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated
-from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -37,13 +36,14 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import GrainReach
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.assess import missing_inputs
+from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import Table
@@ -223,16 +223,13 @@ def test_a_month_or_a_week_that_lacks_a_day_cannot_be_made_and_says_which(
     days = Window(FIRST, LAST + DAY)
     settings = load_settings(start=FIRST, end=LAST + DAY, tables=PLACE)
     graph = Graph.from_tables(tables_of(settings).values(), Policy.from_settings(settings))
-    (dependency,) = graph.inputs[made.name]
     facts = ledger(FACT, record(0, {*days} - {lacking}))
-    source = TableSnapshot(facts, True, Mock()).with_reach(
-        dependency.reach.deciding_days(facts), partial(graph.required_days, dependency)
-    )
     partitions = made.grain.whole_partitions(days)
-    refused = missing_inputs([source], partitions, lambda _: "config", {})
+    snapshot = Snapshot(graph, {FACT.name: facts, made.name: Ledger(made)})
+    assessments = assess(snapshot, made.name, partitions)
     assert lacking_day in partitions
-    assert {d: refused[d].problems for d in refused} == {
-        lacking_day: [f"{FACT.name}[{lacking}] has never been published"]
+    assert {d: a.obstacle.text for d, a in assessments.items() if a.obstacle} == {
+        lacking_day: f"{FACT.name}[{lacking}] has never been published"
     }
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import date, datetime, timezone
 
 import dagster as dg
@@ -33,7 +34,6 @@ from backfill_assets.orders.tables import CURRENT, FACT, RAW, REJECTED, STAGED, 
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason
-from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.invented_logs import (
     days,
@@ -41,6 +41,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     ledgers,
     make_raw_record,
     record,
+    snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
@@ -125,7 +126,12 @@ def test_days_that_a_run_may_include():
         )
         now = ledgers(raw, ledger(STAGED, changed_record))
         waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleReason({}))})
-        ask = make_inclusion_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
+        snapshot = replace(
+            snapshot_ledgers(now, policy),
+            code_versions=dict.fromkeys(TABLES, code),
+            config_digests=dict.fromkeys(TABLES, config),
+        )
+        ask = make_inclusion_rule(snapshot, waiting)
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 
     same_versions = (old.code_version, old.config_digest)

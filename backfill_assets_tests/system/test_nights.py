@@ -19,9 +19,10 @@ import pytest
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
-from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.sample.landings import write_cdnow_landing
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.landing_strategies import history
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.paths import CDNOW
@@ -75,7 +76,9 @@ class Life:
         before = read_ledgers(self.pipeline.deployment)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
-        final = final_days(before, Policy.from_settings(self.pipeline.settings))[STAGED.name]
+        final = final_days(snapshot_ledgers(before, Policy.from_settings(self.pipeline.settings)))[
+            STAGED.name
+        ]
         known = {START + n * DAY for n in range((today - START).days)}
         expected_days = {
             d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)
@@ -98,7 +101,9 @@ class Life:
         """What a person does about new input for final days; the days."""
         p = self.pipeline
         waiting = find_stale_days(
-            read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
+            snapshot_ledgers(
+                read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
+            )
         ).final
         days = {d for table_days in waiting.values() for d in table_days}
         for d in sorted(days):
@@ -125,7 +130,9 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
     for life in (touched, window):
         p = life.pipeline
         waiting = find_stale_days(
-            read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
+            snapshot_ledgers(
+                read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
+            )
         ).final
         late = {str(d) for days in waiting.values() for d in days}
         digests = p.digests()
@@ -195,7 +202,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
             assert rewritten_days == Counter(touched), (today, name)
             assert (
                 not rewritten_days.keys()
-                & final_days(before, Policy.from_settings(p.settings))[name]
+                & final_days(snapshot_ledgers(before, Policy.from_settings(p.settings)))[name]
             )
     raw, staged, late = (p.log(t.name).to_pyarrow_table() for t in (RAW, STAGED, LATE))
     arrived = sum(sum(days[FIRST + n * DAY].values()) for n in range(NIGHTS))

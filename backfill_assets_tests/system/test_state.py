@@ -29,7 +29,7 @@ from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.tables.graph import load_graph
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
@@ -37,6 +37,7 @@ from backfill_assets_guide.examples.customers.lifetime_value import (
     LifetimeValue,
     customer_lifetime_value,
 )
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.memory_model import lifetime_values
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
@@ -154,7 +155,9 @@ def replace_order(moved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def stale_days(pipeline: Pipeline, today: int) -> set[date]:
     """The days of the lifetime values that are behind."""
     ledgers = ledger_reader.read_ledgers(pipeline.deployment)
-    stale = find_stale_days(ledgers, Policy.from_settings(pipeline.settings), day(today))
+    stale = find_stale_days(
+        snapshot_ledgers(ledgers, Policy.from_settings(pipeline.settings), day(today))
+    )
     return {*stale.all_days(LTV)}
 
 
@@ -534,7 +537,9 @@ def test_its_days_are_final_when_those_it_is_made_of_are(
     # What was still open in the first run is looked at again.
     pipeline.run(1, 5, layers)
     final_by_table = final_days(
-        ledger_reader.read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings)
+        snapshot_ledgers(
+            ledger_reader.read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings)
+        )
     )
     assert final_by_table[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
     assert final_by_table[frozen_value.name] == final_by_table[FACT.name]

@@ -38,6 +38,7 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests import target_tables as tables_before
 from backfill_assets_tests import target_tables_after as tables_after
 from backfill_assets_tests.helpers.command_line import publish_facts
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
@@ -157,7 +158,9 @@ def log_versions(pipeline: Pipeline) -> dict[str, int]:
 def stale_by_table(pipeline: Pipeline) -> dict[str, set[date]]:
     """By table, the days that are behind their inputs."""
     stale = find_stale_days(
-        read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(7)
+        snapshot_ledgers(
+            read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(7)
+        )
     )
     return {name: {*days} for name, days in stale.open.items() if days}
 
@@ -389,7 +392,7 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     # It was made of days that production has otherwise, and a person wants it so.
     policy = Policy.from_settings(after.settings)
     ledgers = read_ledgers(after.deployment)
-    on_hold = find_stale_days(ledgers, policy, day(7)).on_hold
+    on_hold = find_stale_days(snapshot_ledgers(ledgers, policy, day(7))).on_hold
     assert on_hold == {RANKS: {day(4), day(5)}, STATE: {day(4)}}
     # The scores of the day are in production now; the state of the day before is not.
     inputs = ledgers[STATE].latest[day(4)].inputs
@@ -477,7 +480,9 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(
     monkeypatch.undo()
     assert read_scores(production)[5] == (5 if is_killed else 55)
     stale = find_stale_days(
-        read_ledgers(after.deployment), Policy.from_settings(after.settings), day(7)
+        snapshot_ledgers(
+            read_ledgers(after.deployment), Policy.from_settings(after.settings), day(7)
+        )
     )
     behind = SCORES if is_killed else RANKS
     assert stale.all_days(behind) == ({day(5)} if is_killed else {day(5), day(6)})

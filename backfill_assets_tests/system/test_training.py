@@ -31,6 +31,7 @@ from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_tests.customers_tables import LABEL_DAYS, labels_daily, training_daily
 from backfill_assets_tests.helpers import memory_model
 from backfill_assets_tests.helpers.deployment import ServedDeployment
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (
     START,
@@ -174,7 +175,9 @@ def land_lines(pipeline: Pipeline, lines: list[tuple[int, dict]], days: range) -
 def stale_days(pipeline: Pipeline, name: str, today: int) -> set[int]:
     """The day numbers of a table that are behind their inputs."""
     stale = find_stale_days(
-        read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(today)
+        snapshot_ledgers(
+            read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(today)
+        )
     )
     return {(d - START).days + 1 for d in stale.all_days(name)}
 

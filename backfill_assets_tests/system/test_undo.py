@@ -30,6 +30,7 @@ from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     LAYERS,
@@ -450,9 +451,9 @@ def test_a_day_that_was_taken_back_stays_so(complete):
 
 def stale_days(pipeline, table):
     policy = Policy.from_settings(pipeline.settings)
-    return find_stale_days(read_ledgers(pipeline.deployment), policy, pipeline.now.date()).all_days(
-        table.name
-    )
+    return find_stale_days(
+        snapshot_ledgers(read_ledgers(pipeline.deployment), policy, pipeline.now.date())
+    ).all_days(table.name)
 
 
 def order_ids(pipeline):

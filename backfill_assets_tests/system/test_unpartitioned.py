@@ -16,6 +16,7 @@ from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
+from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
     copy_loaded,
@@ -95,7 +96,9 @@ def published_spend(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[st
 
 def find_backlog(pipeline: Pipeline) -> StaleDays:
     ledgers = read_ledgers(pipeline.deployment)
-    return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
+    return find_stale_days(
+        snapshot_ledgers(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
+    )
 
 
 def spend_on_days(

@@ -1,0 +1,130 @@
+"""The snapshot that days are assessed from: tables, their logs, code, settings, and what is planned.
+
+It reads nothing. What a plan would change, a target that is not switched over yet, and the tables
+of a comparison are other snapshots of this type.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
+from typing import Self
+
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.deployment import Deployment
+from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Dependency, Inputs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the days of tables are assessed from.
+
+    Attributes:
+        graph: of the tables.
+        ledgers: by table; an assessment of a table needs its own and those of its inputs.
+        today: the business day; it decides which days are due.
+        code_versions: by table, of the code that would compute it now.
+        config_digests: by table, of the settings that decide its rows now.
+        digests: by table and day, the input digest where it does not follow from other tables: of
+            what has landed, or of rows that are restored.
+        changes: by table and day, what changed in the input, where it is known better than by the
+            name of an input.
+        planned: by table, the days that may change before its downstream tables are built.
+        failed: by table, the days that the run in question has failed to publish.
+        asset_inputs: the inputs of ordinary assets, which are not in the graph.
+    """
+
+    graph: Graph
+    ledgers: Ledgers
+    today: date = date.max
+    code_versions: Mapping[str, str] = field(default_factory=dict)
+    config_digests: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, Mapping[date, str]] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[date, str]] = field(default_factory=dict)
+    planned: Mapping[str, Collection[date]] = field(default_factory=dict)
+    failed: Mapping[str, Collection[date]] = field(default_factory=dict)
+    asset_inputs: Mapping[str, Inputs] = field(default_factory=dict)
+
+    @classmethod
+    def from_deployment(
+        cls,
+        deployment: Deployment,
+        ledgers: Ledgers,
+        today: date = date.max,
+        code: Code | None = None,
+    ) -> Self:
+        """Return the snapshot of a deployment's tables; without code, none counts as other code."""
+        versions = {name: code.table_version(name) for name in ledgers} if code else {}
+        return cls(deployment.graph, ledgers, today, versions, deployment.config_digests)
+
+    @property
+    def policy(self) -> Policy:
+        """The late-data policy of the deployment."""
+        return self.graph.policy
+
+    def inputs_of(self, table: str) -> Inputs:
+        """Return the inputs of a table."""
+        return self.asset_inputs[table] if table in self.asset_inputs else self.graph.inputs[table]
+
+    def required_days(self, dependency: Dependency, day: date) -> Sequence[date]:
+        """Return the days of an input without which a day cannot be built; see `Graph`."""
+        if dependency.source.name in self.graph.tables:
+            return self.graph.required_days(dependency, day)
+        return dependency.reach.required_days(day)
+
+    def with_planned(self, table: str, days: Collection[date]) -> Self:
+        """Return the snapshot in which some days of a table may change, in addition."""
+        return replace(self, planned={**self.planned, table: days}) if days else self
+
+    @cached_property
+    def expected_ledgers(self) -> Ledgers:
+        """The ledgers as they will be after what is planned: the content of these days is unknown."""
+        return {
+            **self.ledgers,
+            **{
+                name: HypotheticalLedger.from_ledger(self.ledgers[name], days)
+                for name, days in self.planned.items()
+            },
+        }
+
+    def input_digests(self, table: str, days: Iterable[date]) -> dict[date, str]:
+        """Return the input digests of days of a table, by what its inputs hold now."""
+        if table in self.digests:
+            return {day: self.digests[table][day] for day in days}
+        references = self.ledgers[table].references
+        return input_digests(self.inputs_of(table), self.ledgers, days, references)
+
+    def digest_following(self, table: str, day: date, previous_content: str) -> str:
+        """Return the input digest of a day of a stateful table, given the content of the day before."""
+        content = {(table, day - DAY): previous_content}
+        references = self.ledgers[table].references
+        digests = input_digests(self.inputs_of(table), self.ledgers, [day], references, content)
+        return digests[day]
+
+    def days_depending_on(
+        self, table: str, days: Collection[date], source: str, changing_days: Collection[date]
+    ) -> set[date]:
+        """Return the days of a table whose input digest changes if some days of an input change."""
+        if not days or not changing_days:
+            return set()
+        ledger = HypotheticalLedger.from_ledger(self.ledgers[source], changing_days)
+        changed = replace(self, ledgers={**self.ledgers, source: ledger})
+        current, hypothetical = self.input_digests(table, days), changed.input_digests(table, days)
+        return {day for day in days if current[day] != hypothetical[day]}
+
+    def other_settings_days(self, table: str) -> frozenset[date]:
+        """Return the published days of a table that were built under other settings than now.
+
+        Without those that are planned.
+        """
+        digest = self.config_digests.get(table)
+        if digest is None:
+            return frozenset()
+        return (
+            self.ledgers[table].under_other_settings(digest).difference(self.planned.get(table, ()))
+        )
