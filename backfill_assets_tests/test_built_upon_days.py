@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Annotated
@@ -17,14 +16,21 @@ from backfill_assets import ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, table
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Verdict, judge_days
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import DailyOrders
 from backfill_assets.publish.publication import chain_days
-from backfill_assets.publish.publisher import split_buildable_days
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.settings import load_settings
+from backfill_assets.staleness.assess import (
+    DayAssessment,
+    Obstacle,
+    ObstacleKind,
+    find_state_obstacle,
+    follow_days,
+    new_input_reason,
+)
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -44,22 +50,6 @@ def days_between(first: int, last: int) -> Window:
     return Window(day(first), day(last) + DAY)
 
 
-def plan_days(
-    own: Ledger, window: Window, due: Collection[date], refused: Collection[date] = ()
-) -> ComputePlan:
-    """What the other inputs say of the days of a window."""
-    cannot_be_made = Expectation(problems=["the disk is full"])
-    return ComputePlan(
-        RunRequest(window, {}),
-        Mock(),
-        own,
-        [],
-        {},
-        dict.fromkeys(due, "never published"),
-        dict.fromkeys(refused, cannot_be_made),
-    )
-
-
 def split_days(
     own: Ledger,
     window: Window,
@@ -77,14 +67,28 @@ def split_days(
         tables="backfill_assets_tests.test_built_upon_days:TABLES", start=start
     )
     graph = Graph.from_tables(tables_of(settings).values(), Policy.from_settings(settings))
-    (on_itself,) = (d for d in graph.inputs[balance.name] if d.source is balance)
-    snapshot = TableSnapshot(own, True, Mock()).with_reach(
-        on_itself.reach.deciding_days(own), partial(graph.required_days, on_itself)
+    snapshot = Snapshot(
+        graph,
+        {balance.name: own},
+        config_digests={balance.name: "config"},
+        failed={balance.name: failed},
     )
-    due = {*window} - {*refused} if due is None else due
-    plan = replace(plan_days(own, window, due, refused), sources=[snapshot])
-    buildable, blocked = split_buildable_days(plan, window, failed, "config")
-    return buildable, {d: "; ".join(blocked[d].problems) for d in blocked}
+    due = window if due is None else due
+    full_disk = Obstacle(ObstacleKind.MISSING_INPUT, "the disk is full")
+    assessments = {
+        d: DayAssessment(
+            "",
+            reason="never published" if d in due else "",
+            obstacle=full_disk if d in refused else None,
+        )
+        for d in window
+    }
+    find_obstacle = partial(find_state_obstacle, snapshot, balance.name)
+    ordered = follow_days(balance.name, assessments, find_obstacle)
+    buildable = {
+        d: a.reason or new_input_reason([balance.name]) for d, a in ordered.items() if a.can_change
+    }
+    return buildable, {d: a.obstacle.text for d, a in ordered.items() if a.obstacle}
 
 
 def blocked_by(problem: str, blocked_days: Iterable[date]) -> dict[date, str]:
@@ -186,8 +190,12 @@ def chain(
 ) -> tuple[dict[date, str], dict[date, str], set[date]]:
     """The fingerprints, the reasons against days, and the days that came out as they were."""
     window = Window(verdicts[0].day, verdicts[-1].day + DAY)
-    plan = replace(plan_days(own, window, window), requested=requested)
-    fingerprints, judged, identical = chain_days(plan, Mock(digest_day=digest_day), verdicts)
+    reasons = dict.fromkeys(window, "never published")
+    plan = ComputePlan(
+        RunRequest(window, {}), Mock(), own, [], {}, reasons, {}, requested=requested
+    )
+    snapshot = Mock(digest_following=lambda _, d, content: digest_day(d, content))
+    fingerprints, judged, identical = chain_days(plan, snapshot, verdicts)
     failures = {v.day: v.failure_reasons for v in judged if not v.may_publish}
     return fingerprints, failures, identical
 

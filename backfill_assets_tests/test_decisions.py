@@ -113,7 +113,7 @@ def decide_final(world: RandomLedgers) -> Any:
 
 
 def decide_forecast(world: RandomLedgers, snapshot: Snapshot | None = None) -> Any:
-    """The forecast of a plan of most tables, some of whose landed days differ from what is loaded."""
+    """The forecast of a plan of most tables; some landed days differ from what is loaded."""
     graph, rewrite = world.deployment.graph, snapshot is None and world.chance.random() < 0.1
     if snapshot is None:
         snapshot = take_snapshot(world)

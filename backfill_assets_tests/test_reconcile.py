@@ -276,8 +276,9 @@ def test_final_days_behind_a_backfill_are_those_that_read_what_it_changed():
     behind = find_stale_days(snapshot_ledgers(all_ledgers, POLICY, TODAY))
     assert behind.final[STAGED.name].keys() == days(2, 3)
     assert behind.open[STAGED.name].keys() >= days(9)
-    assert find_final_days_behind(all_ledgers, POLICY, "b", TODAY) == {STAGED.name: [day(2)]}
-    assert find_final_days_behind(all_ledgers, POLICY, "another", TODAY) == {}
+    snapshot = snapshot_ledgers(all_ledgers, POLICY, TODAY)
+    assert find_final_days_behind(snapshot, "b") == {STAGED.name: [day(2)]}
+    assert find_final_days_behind(snapshot, "another") == {}
 
 
 def make_result(**changes: Any) -> ReconcileResult:

@@ -28,6 +28,7 @@ from backfill_assets.orders.tables import (
     DailyOrders,
 )
 from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import (
     StaleDays,
     StaleReason,
@@ -416,9 +417,8 @@ GRAPH = Graph.from_tables([*TABLES.values(), VALUES], POLICY)
 def test_days_that_change_change_those_that_read_them(changing, expected):
     published = [ledger(made, record(0, days((1, 5)))) for made in GRAPH.tables.values()]
     known = {x.table.name: x for x in published}
-    dependent = dependent_days(
-        GRAPH, known, {name: days(*numbers) for name, numbers in changing.items()}
-    )
+    changing_days = {name: days(*numbers) for name, numbers in changing.items()}
+    dependent = dependent_days(Snapshot(GRAPH, known), changing_days)
     assert {name: found for name, found in dependent.items() if found} == {
         name: days(*numbers) for name, numbers in expected.items()
     }
@@ -428,7 +428,8 @@ def test_days_that_change_change_those_that_read_them(changing, expected):
 def test_tables_without_a_ledger_do_not_change():
     """A target has some tables only: what reads another one is not followed beyond it."""
     known = {made.name: ledger(made, record(0, days((1, 5)))) for made in (STAGED, FACT, VALUES)}
-    assert dependent_days(GRAPH, known, {STAGED.name: days(2), CURRENT.name: days(1)}) == {
+    changing = {STAGED.name: days(2), CURRENT.name: days(1)}
+    assert dependent_days(Snapshot(GRAPH, known), changing) == {
         STAGED.name: days(2),
         FACT.name: days(2),
         VALUES.name: set(),

@@ -16,6 +16,7 @@ from backfill_assets.backfills.verify import VerifyOutcome, verify_days
 from backfill_assets.calendar.partitions import Window, format_ranges, to_windows
 from backfill_assets.dagster_ext.internals import BULK_ACTION_TERMINAL_STATUSES
 from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
@@ -23,8 +24,6 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
 from backfill_assets.staleness.assess import find_code_differences, other_code_reason
 from backfill_assets.tables.code_version import Code
-
-_ATTEMPTS = 10
 
 
 class AcceptanceRefusedError(ValueError):
@@ -93,7 +92,7 @@ def accept_code(
     ledger = read_ledgers(deployment)[table]
     days = days_by_other_code(ledger, code, window)
     verified = _verify_sample(deployment, defs, ledger, days, sample_days, code)
-    for _ in range(_ATTEMPTS):
+    for _ in race_attempts():
         if not days:
             return AcceptedCode(table, ())
         record = build_acceptance_record(ledger, days, code, reason)
@@ -115,7 +114,7 @@ def accept_code(
         days = [day for day in days_by_other_code(current, code, window) if day in {*unchanged}]
         ledger = current
     raise AcceptanceRefusedError(
-        f"{table}: other runs committed first {_ATTEMPTS} times in a row. The code was not "
+        f"{table}: other runs committed first {RACE_ATTEMPTS} times in a row. The code was not "
         "accepted, and nothing was written. Accept it when they are through."
     )
 

@@ -22,7 +22,7 @@ from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
 from backfill_assets.delta import data_files, records
 from backfill_assets.delta.commits import PublishError, summarize_error
-from backfill_assets.delta.delta_rs import delta_log, read_metadata
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, delta_log, race_attempts, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import read_schema_version
@@ -31,11 +31,10 @@ from backfill_assets.landing.load_manifest import LoadManifest, after_undo
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publication import ATTEMPTS, AuditedDays, CommitRaceError, audit_days
+from backfill_assets.publish.publication import AuditedDays, CommitRaceError, audit_days
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.staleness.impact import impact_of
-from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.tables.sources import Role, SourceTable
@@ -283,11 +282,11 @@ class _TableUndo:
             UndoRefusedError: another run has written one of the days meanwhile.
             PublishError: the commit failed, or other commits came first each time.
         """
-        for _ in range(ATTEMPTS):
+        for _ in race_attempts():
             # Another run may have published downstream days since the first check.
             if (results := self._try_restoring()) is not None:
                 return results
-        raise CommitRaceError(f"other runs committed first {ATTEMPTS} times in a row")
+        raise CommitRaceError(f"other runs committed first {RACE_ATTEMPTS} times in a row")
 
     def _try_restoring(self) -> list[types.DayResult] | None:
         """As `restore_days`; None if another commit came first."""
@@ -346,18 +345,16 @@ class _TableUndo:
             publisher.table_snapshot(publisher.ledger(tables[name]), by_day=False)
             for name in newest.inputs
         ]
+        deployment, name = self.request.deployment, self.table.name
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
         request = types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes)
-        snapshot = publisher.snapshot(
-            request,
-            self.request.deployment.graph,
-            {**{source.table.name: source.ledger for source in sources}, self.table.name: ledger},
-            digests={self.table.name: fingerprints},
-            changes={self.table.name: dict.fromkeys(todo, f"undo of {self.request.name}")},
-        )
+        ledgers = {**{source.table.name: source.ledger for source in sources}, name: ledger}
+        current = publisher.snapshot(request, deployment.graph, ledgers)
+        undo = dict.fromkeys(todo, f"undo of {self.request.name}")
+        snapshot = replace(current, digests={name: fingerprints}, changes={name: undo})
         # Days with unchanged rows get their old record back, so all are computed in any case.
         reasons = {
-            day: recompute_reason(snapshot, self.table.name, day, fingerprint, requested=True)
+            day: recompute_reason(snapshot, name, day, fingerprint, requested=True)
             for day, fingerprint in fingerprints.items()
         }
         plan = publisher.plan_commit(request, self.table, snapshot, sources, reasons)
@@ -372,12 +369,9 @@ class _TableUndo:
             rows,
             {},
             made_under={d: record.made_under(d) for d, record in previous.items()},
-            provenance=self._old_provenances(ledger, sources, previous, fingerprints),
+            provenance=self._old_provenances(current, plan.input_versions, previous, fingerprints),
             files=_restorable_files(
-                publisher.url(self.table),
-                ledger,
-                changes,
-                self.request.deployment.settings.undo_days,
+                publisher.url(self.table), ledger, changes, deployment.settings.undo_days
             ),
         )
 
@@ -387,15 +381,15 @@ class _TableUndo:
         Not known for rows by another writer, and for rows loaded from the landing, which an undo
         does not change.
         """
-        if not self.table.inputs(self.request.deployment.policy):
+        if not self.request.deployment.graph.inputs[self.table.name]:
             return ""
         published = self._find_old_day(ledger, day, change)
         return published.fingerprint if published else ""
 
     def _old_provenances(
         self,
-        ledger: Ledger,
-        sources: Sequence[data_files.TableSnapshot],
+        snapshot: Snapshot,
+        versions: Mapping[str, int],
         previous: Mapping[date, records.CommitRecord],
         fingerprints: Mapping[date, str],
     ) -> dict[date, records.Provenance]:
@@ -404,12 +398,10 @@ class _TableUndo:
         If the inputs have the same content now as then, or it is not known, their current versions
         are recorded, so that only later changes make the day stale.
         """
-        versions = {source.table.name: source.ledger.version or 0 for source in sources}
-        ledgers = {source.table.name: source.ledger for source in sources}
-        inputs = self.table.inputs(self.request.deployment.policy)
         current: Mapping[date, str] = {}
-        if all(dependency.source.name in ledgers for dependency in inputs):
-            current = input_digests(inputs, ledgers, previous, ledger.references)
+        inputs = snapshot.inputs_of(self.table.name)
+        if all(dependency.source.name in snapshot.ledgers for dependency in inputs):
+            current = snapshot.input_digests(self.table.name, previous)
         provenances = {}
         for day, record in previous.items():
             provenance = record.day_provenance(day)

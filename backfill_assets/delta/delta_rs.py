@@ -8,6 +8,8 @@ rows; the last commit holds the document.
 """
 
 import json
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -270,3 +272,19 @@ def write_document(url: str, text: str, base_revision: int) -> int | None:
             raise
         return base_revision + 1 if current == (base_revision + 1, text) else None
     return base_revision + 1
+
+
+#: How often a commit is tried where other commits come first each time.
+RACE_ATTEMPTS = 30
+
+
+def race_attempts() -> Iterator[int]:
+    """Yield the attempts of a commit that other commits may come before, with a wait after each."""
+    for attempt in range(1, RACE_ATTEMPTS + 1):
+        yield attempt
+        time.sleep(race_wait(attempt))
+
+
+def race_wait(attempt: int) -> float:
+    """Return the seconds to wait after an attempt; at random, or processes collide again."""
+    return random.uniform(0.1, 0.5) * min(attempt, 4)

@@ -25,12 +25,12 @@ from pyrate_limiter import Rate, RateItem, SQLiteBucket
 
 from backfill_assets.dagster_ext.executor import raise_if_interrupted
 from backfill_assets.delta import delta_rs
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledger_reader import DELETION_COUNTER
 from backfill_assets.lookups.service import Reply, Service
 from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.tables.unpartitioned import ANSWERED_AT, Lookup, Quota
 
-_ATTEMPTS = 50
 #: The number of added files after which they are compacted.
 _COMPACT_AFTER_FILES = 200
 #: Commit directly after the version that was read, or fail.
@@ -77,7 +77,7 @@ class AnswerCache:
             AnswersError: other processes committed first, again and again.
         """
         names = self._lookup.request
-        for _ in range(_ATTEMPTS):
+        for _ in race_attempts():
             log = delta_rs.delta_log(self._url).load()
             answered = self._requests_in_new_files(log)
             new = [row for row in answers if tuple(row[name] for name in names) not in answered]
@@ -85,7 +85,6 @@ class AnswerCache:
                 if new:
                     self._append(log, new, run_id)
             except CommitFailedError:
-                time.sleep(random.uniform(0.05, 0.5))
                 continue
             self.version, self._files = log.version(), {*log.file_uris()}
             self._added += 1
@@ -93,7 +92,7 @@ class AnswerCache:
                 self._compact_files()
             return
         raise AnswersError(
-            f"{self._lookup.name}: other processes committed first {_ATTEMPTS} times in a row; "
+            f"{self._lookup.name}: other processes committed first {RACE_ATTEMPTS} times in a row; "
             f"{len(answers)} answers are not kept, and are asked for again"
         )
 

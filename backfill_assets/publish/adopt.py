@@ -14,13 +14,11 @@ from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta import records
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import DataFiles, count_rows, files_as_of
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.migrate import build_carried_record
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.spark.filesystems import open_store
-
-#: Attempts to commit if other commits come first.
-_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def adopt_files(
         PublishError: the commit failed, or other commits came first each time.
     """
     days = sorted(cloned.days)
-    for _ in range(_ATTEMPTS):
+    for _ in race_attempts():
         current_ledger = read_ledger()
         check_ledger(current_ledger)
         changed_days = cloned.changed_days(days, current_ledger)
@@ -145,7 +143,7 @@ def adopt_files(
             input_versions = {day: origin.provenances[day].inputs for day in days}
             return [*_day_results(cloned.ledger, days, version, changed_days, input_versions)]
     raise PublishError(
-        f"{writer.table.name} [{format_ranges(days)}]: other runs committed first {_ATTEMPTS} "
+        f"{writer.table.name} [{format_ranges(days)}]: other runs committed first {RACE_ATTEMPTS} "
         "times in a row. The table is as they left it. Ask again."
     )
 

@@ -6,7 +6,6 @@ days are computed each time; a day with unchanged rows is not written again.
 """
 
 import contextlib
-import random
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -29,8 +28,9 @@ from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.catalog import register_table
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_wait
 from backfill_assets.publish import publisher
-from backfill_assets.publish.publication import ATTEMPTS, CommitRaceError
+from backfill_assets.publish.publication import CommitRaceError
 from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
@@ -180,8 +180,8 @@ class DeltaIOManager(publisher.Publisher):
                         yield from internals.stored_events(step, events)
                     self.report_commits(context, step.dagster_run, table, results)
             except CommitRaceError as error:
-                wait = random.uniform(0.1, 0.5) * min(step.previous_attempt_count + 1, 4)
-                raise dg.RetryRequested(ATTEMPTS, wait) from error
+                wait = race_wait(step.previous_attempt_count + 1)
+                raise dg.RetryRequested(RACE_ATTEMPTS, wait) from error
         context.log.info(
             f"{name} [{days}]: "
             + ", ".join(

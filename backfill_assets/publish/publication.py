@@ -5,8 +5,6 @@ Every row that a run computes or an undo restores passes through `audit_days` an
 """
 
 import logging
-import random
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -22,6 +20,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta import records
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
@@ -29,9 +28,6 @@ from backfill_assets.staleness.assess import refuse_other_code
 from backfill_assets.staleness.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
-
-#: Attempts to commit if other commits come first, of a step and within it.
-ATTEMPTS = 30
 
 
 class CommitRaceError(PublishError):
@@ -185,7 +181,7 @@ class AuditedDays:
             PublishError: the commit failed.
         """
         audited = self
-        for attempt in range(1, ATTEMPTS + 1):
+        for _ in race_attempts():
             committed = audited.commit_once()
             if committed is not None:
                 self.remove_files()
@@ -196,7 +192,6 @@ class AuditedDays:
                 break
             refuse_other_code(ledger, request.window, request.record)
             _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
-            time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
             audited = replace(audited, plan=replace(plan, ledger=ledger))
         self.remove_files()
         raise CommitRaceError(

@@ -1,1 +1,1 @@
-"""Stale days: which days differ from their inputs, and which may still change."""
+"""Which days differ from their inputs, must be computed, can be, and are final."""

@@ -115,7 +115,7 @@ def assess(
     }
     if in_order and carries_state(ledger.table):
         return follow_days(
-            table, assessments, lambda day: _find_state_obstacle(snapshot, table, day)
+            table, assessments, lambda day: find_state_obstacle(snapshot, table, day)
         )
     return assessments
 
@@ -176,17 +176,7 @@ def recompute_reason(
     if not published.fingerprint:
         reasons.append(input_change or "input not on record")
     elif published.fingerprint != digest:
-        # The input may have changed on other days only: the digest tells which days count.
-        newer = [
-            name
-            for dependency in snapshot.inputs_of(table)
-            if (name := dependency.source.name) != table
-            if snapshot.ledgers[name].last_change > latest.inputs.get(name, -1)
-        ]
-        names = [*newer, *ledger.changed_references(day)]
-        if not names and carries_state(ledger.table):
-            names = [table]  # the day before
-        reasons.append(input_change or new_input_reason(names))
+        reasons.append(input_change or new_input_reason(_new_inputs(snapshot, table, day)))
     code_version = snapshot.code_versions.get(table, latest.code_version)
     if latest.code_version != code_version:
         reasons.append(other_code_reason(ledger, latest.code_version, code_version))
@@ -195,6 +185,24 @@ def recompute_reason(
     if requested and not reasons:
         reasons.append(input_change or REQUESTED)
     return "; ".join(reasons)
+
+
+def _new_inputs(snapshot: Snapshot, table: str, day: date) -> list[str]:
+    """Return the names of the inputs that have changed since a day was published.
+
+    On other days only, maybe: the digest tells which days count.
+    """
+    ledger = snapshot.ledgers[table]
+    versions = ledger.latest[day].inputs
+    names = [
+        name
+        for dependency in snapshot.inputs_of(table)
+        if (name := dependency.source.name) != table
+        if snapshot.ledgers[name].last_change > versions.get(name, -1)
+    ]
+    names += ledger.changed_references(day)
+    # Of a stateful table, the day before has.
+    return names or ([table] if carries_state(ledger.table) else [])
 
 
 def other_code_reason(ledger: Ledger, old: str, new: str) -> str:
@@ -269,7 +277,7 @@ def find_obstacles(
     return obstacles
 
 
-def _find_state_obstacle(snapshot: Snapshot, table: str, day: date) -> Obstacle | None:
+def find_state_obstacle(snapshot: Snapshot, table: str, day: date) -> Obstacle | None:
     """Return what keeps a day from being built from the published day before; None if nothing."""
     ledger, day_before = snapshot.ledgers[table], day - DAY
     (dependency,) = (d for d in snapshot.inputs_of(table) if d.source.name == table)

@@ -1,4 +1,4 @@
-"""The snapshot that days are assessed from: tables, their logs, code, settings, and what is planned.
+"""The snapshot that days are assessed from: logs, code, settings, and what is planned.
 
 It reads nothing. What a plan would change, a target that is not switched over yet, and the tables
 of a comparison are other snapshots of this type.
@@ -83,7 +83,7 @@ class Snapshot:
 
     @cached_property
     def expected_ledgers(self) -> Ledgers:
-        """The ledgers as they will be after what is planned: the content of these days is unknown."""
+        """The ledgers after what is planned: the content of these days is unknown."""
         return {
             **self.ledgers,
             **{
@@ -100,7 +100,7 @@ class Snapshot:
         return input_digests(self.inputs_of(table), self.ledgers, days, references)
 
     def digest_following(self, table: str, day: date, previous_content: str) -> str:
-        """Return the input digest of a day of a stateful table, given the content of the day before."""
+        """Return the input digest of a day, given the content of the table's day before."""
         content = {(table, day - DAY): previous_content}
         references = self.ledgers[table].references
         digests = input_digests(self.inputs_of(table), self.ledgers, [day], references, content)

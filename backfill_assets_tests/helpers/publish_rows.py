@@ -18,9 +18,10 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
-from backfill_assets.publish.publication import ATTEMPTS, CommitRaceError, publish_candidate
+from backfill_assets.publish.publication import CommitRaceError, publish_candidate
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import (
     Candidate,
@@ -76,7 +77,7 @@ def publish_days(
     `record` has other values of the run's metadata.
     """
     request = RunRequest(days, {**RECORD, "run_id": run, **record}, rewrite, merge)
-    for _ in range(ATTEMPTS):
+    for _ in race_attempts():
         ledger = publisher.ledger(table)
         made_from = fingerprint if isinstance(fingerprint, str) else fingerprint()
         snapshot = publisher.snapshot(
