@@ -82,7 +82,7 @@ def build_defs(
         schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed_resource(make_io_manager(deployment, engine)),
+            "io_manager": fixed_resource(DataFrameIOManager(deployment, engine)),
             **overrides,
             "engine": fixed_resource(engine),
         },
@@ -159,29 +159,8 @@ def delta_io_manager(
         DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
             other partitions than days.
     """
-    io_manager = make_io_manager(Deployment(settings), engine or Engine.from_settings(settings))
-    return fixed_resource(io_manager.add_assets(assets))
-
-
-def make_io_manager(deployment: Deployment, engine: Engine) -> DataFrameIOManager:
-    """The IO manager of all tables."""
-    code = deployment.code
-    return DataFrameIOManager(
-        engine=engine,
-        warehouse=deployment.settings.warehouse,
-        code_version=code.version,
-        code_versions={name: code.table_version(name) for name in deployment.tables},
-        git_commit=code.commit,
-        git_dirty=code.dirty,
-        undo_days=deployment.settings.undo_days,
-        stalled_after=deployment.settings.stalled_after,
-        lineage=deployment.settings.lineage,
-        landing=deployment.settings.landing,
-        catalog=deployment.settings.catalog,
-        tables=deployment.settings.tables,
-        config_digest=deployment.settings.digest,
-        config_digests=deployment.config_digests,
-    )
+    engine = engine or Engine.from_settings(settings)
+    return fixed_resource(DataFrameIOManager(Deployment(settings), engine).add_assets(assets))
 
 
 #: The definitions built in this process, by settings.

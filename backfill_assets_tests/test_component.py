@@ -54,7 +54,7 @@ def component_yaml(**attributes: object) -> str:
 
 
 def find_warehouse(defs: dg.Definitions) -> str:
-    return io_manager_of(defs).warehouse
+    return io_manager_of(defs).deployment.settings.warehouse
 
 
 def asset_partitions(defs: dg.Definitions, asset: str) -> dg.DailyPartitionsDefinition:

@@ -22,6 +22,7 @@ from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.backfills.forecast import COMPUTE_OUTCOMES, forecast_days
 from backfill_assets.calendar.partitions import DaySet
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import make_inclusion_rule
 from backfill_assets.monitoring.states import MonitoringSnapshot, day_states
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -36,7 +37,7 @@ from backfill_assets_tests.helpers.pipeline import day
 from backfill_assets_tests.helpers.random_ledgers import RandomLedgers
 
 FROZEN = Path(__file__).parent / "fixtures" / "decisions.json"
-SEEDS = range(1000)
+SEEDS = range(200)
 #: So many are looked at for each change.
 IN_CI = 12
 
@@ -158,15 +159,9 @@ def decide_target(world: RandomLedgers) -> Any:
 
 
 def make_publisher(world: RandomLedgers) -> DeltaIOManager:
-    publisher = DeltaIOManager(
-        engine=Engine(spark_config={}, jars=""),
-        warehouse="/warehouse",
-        code_version="code",
-        code_versions={name: world.code.table_version(name) for name in world.ledgers},
-        config_digest="config of all",
-        config_digests=world.deployment.config_digests,
-        tables="",
-    )
+    deployment = Deployment(world.deployment.settings)
+    vars(deployment)["code"] = world.code
+    publisher = DeltaIOManager(deployment, Engine(spark_config={}, jars=""))
     for name, failed in world.failed.items():
         publisher.note_failed_days("this run", name, dict.fromkeys(failed, "failed"))
     return publisher

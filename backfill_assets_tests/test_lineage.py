@@ -159,7 +159,7 @@ def test_without_the_setting_nothing_is_loaded_or_sent(monkeypatch, tmp_path):
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "backfill_assets.publish.lineage", None)
     pipeline = Pipeline(Engine.from_settings(load_settings()), tmp_path)
-    assert pipeline.io_manager.lineage is None
+    assert pipeline.settings.lineage is None
     run = dg.DagsterRun(job_name="daily", run_id=str(UUID(int=1)))
     with dg.build_op_context() as context:
         pipeline.io_manager.report_commits(context, run, STAGED, FAILED)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Annotated, Any
 from unittest.mock import Mock
 
@@ -49,6 +50,7 @@ from backfill_assets.publish.types import (
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, SchemaError
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, record
@@ -87,16 +89,14 @@ RUN = {
 
 
 def make_publisher(**fields: Any) -> DeltaIOManager:
-    known: dict[str, Any] = {
-        "engine": IdleEngine(spark_config={}, jars=""),
-        "warehouse": "/warehouse",
-        "code_version": "release",
-        "code_versions": dict.fromkeys(DIGESTS, "code"),
-        "config_digest": "config of all",
-        "config_digests": DIGESTS,
-        "tables": "",
-    }
-    return DeltaIOManager(**{**known, **fields})
+    code = {name: fields.pop(name) for name in ("commit", "dirty") if name in fields}
+    settings = {"warehouse": "/warehouse", "digest": "config of all", "undo_days": 2, **fields}
+    deployment = SimpleNamespace(
+        settings=SimpleNamespace(**settings),
+        code=Code("release", tables=dict.fromkeys(DIGESTS, "code"), **code),
+        config_digests=DIGESTS,
+    )
+    return DeltaIOManager(deployment, IdleEngine(spark_config={}, jars=""))
 
 
 def make_comparing_publisher() -> DeltaIOManager:
@@ -261,7 +261,7 @@ def test_a_table_that_is_not_there_cannot_be_read():
 
 
 def test_a_commit_says_by_whom_why_and_by_which_code():
-    publisher = make_publisher(git_commit="0123abc", git_dirty=True)
+    publisher = make_publisher(commit="0123abc", dirty=True)
     tags = {
         "dagster/backfill": "bf",
         "dagster/schedule_name": "nightly",

@@ -27,7 +27,7 @@ from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, buildable_tables
+from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.sources import Source
 
 Item = TypeVar("Item")
@@ -244,11 +244,7 @@ def plan_backfill(
     """
     tables = deployment.graph
     load_plans = _load_plans(deployment, request, days, ledgers)
-    snapshot = replace(
-        Snapshot.from_deployment(deployment, ledgers, code=code),
-        digests=_by_landed_table(tables, {n: p.load_digests for n, p in load_plans.items()}),
-        changes=_by_landed_table(tables, {n: p.changes for n, p in load_plans.items()}),
-    )
+    snapshot = _add_load_plans(Snapshot.from_deployment(deployment, ledgers, code=code), load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
     final = final_days(snapshot, {day for table_days in days.values() for day in table_days})
     work = {
@@ -319,14 +315,19 @@ def _load_plans(
     }
 
 
-def _by_landed_table(graph: Graph, values: Mapping[str, Item]) -> dict[str, Item]:
-    """Values by raw log, by each table that is loaded with the log."""
-    return {
-        name: values[log]
-        for name in graph.landed_tables
-        for log in graph.source_logs(name)
-        if log in values
+def _add_load_plans(snapshot: Snapshot, load_plans: Mapping[str, LoadPlan]) -> Snapshot:
+    """The snapshot with what the tables of each raw log would be loaded from."""
+    by_table = {
+        name: load_plans[log]
+        for name in snapshot.graph.landed_tables
+        for log in snapshot.graph.source_logs(name)
+        if log in load_plans
     }
+    return replace(
+        snapshot,
+        digests={name: load_plan.load_digests for name, load_plan in by_table.items()},
+        changes={name: load_plan.changes for name, load_plan in by_table.items()},
+    )
 
 
 def _cut_stages(

@@ -8,12 +8,12 @@ days are computed each time; a day with unchanged rows is not written again.
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from types import MappingProxyType
 from typing import Any, Self
 
 import dagster as dg
-from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
@@ -36,7 +36,7 @@ from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
-from backfill_assets.tables.graph import Graph, load_tables
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
 from backfill_assets.tables.table import Dependency, Table, wrong_names
 
@@ -113,10 +113,7 @@ class DeltaIOManager(publisher.Publisher):
 
     def with_destination(self, destination: publisher.Destination) -> "DeltaIOManager":
         """Return a copy that reads tables from, and delivers to, another destination."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        copied = DeltaIOManager(**fields)
-        copied._destination = destination
-        return copied
+        return DeltaIOManager(self.deployment, self.engine, self.asset_versions, destination)
 
     def as_definition(self) -> dg.IOManagerDefinition:
         """Return the definition for Dagster: not copied, without configuration.
@@ -137,7 +134,7 @@ class DeltaIOManager(publisher.Publisher):
 
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
-        table = load_tables(self.tables)[context.asset_key.path[-1]]
+        table = self.deployment.tables[context.asset_key.path[-1]]
         return publisher.Input(self, table, bool(context.asset_partition_keys))
 
     # Dagster also accepts a generator, although the base class returns None.
@@ -223,7 +220,8 @@ class DeltaIOManager(publisher.Publisher):
         def log_stall(text: str) -> None:
             context.log.warning(f"{days}: {text}")
 
-        return report_stalls(lambda: self.engine.started_sessions, self.stalled_after, log_stall)
+        seconds = self.deployment.settings.stalled_after
+        return report_stalls(lambda: self.engine.started_sessions, seconds, log_stall)
 
     def events(
         self,
@@ -276,18 +274,19 @@ class DeltaIOManager(publisher.Publisher):
 
         What fails is a warning.
         """
-        if self.lineage is not None and not self.destination.compares:
+        catalog = self.deployment.settings.catalog
+        if self.deployment.settings.lineage is not None and not self.destination.compares:
             # Not at the top: a deployment without lineage does not need the package.
             from backfill_assets.publish.lineage import send_events
 
             for problem in send_events(self, run, table, results):
                 context.log.warning(f"lineage: {problem}")
-        if self.catalog is None or self._destination is not None:
+        if catalog is None or self._destination is not None:
             return
         if not any(result.is_committed for result in results):
             return
-        name = f"{self.catalog}.{table.name}"
-        if problem := register_table(self.start_session, self.catalog, table, self.url(table)):
+        name = f"{catalog}.{table.name}"
+        if problem := register_table(self.start_session, catalog, table, self.url(table)):
             context.log.warning(
                 f"{table.name} is published, but it is not in the catalog as {name}: {problem}. "
                 "The next run that publishes days of it tries again"
@@ -379,11 +378,12 @@ def _is_daily(partitions: dg.PartitionsDefinition | None) -> bool:
     return partitions.schedule_type.name == Grain.DAILY.name and partitions.fmt == _DAYS
 
 
+@dataclass(eq=False)
 class DataFrameIOManager(DeltaIOManager):
     """The IO manager of our tables, for assets that return and take DataFrames as well."""
 
-    _inputs_by_step: dict[tuple[str, str], list[TableSnapshot]] = PrivateAttr(default_factory=dict)
-    _asset_tables: dict[str, Table] = PrivateAttr(default_factory=dict)
+    _inputs_by_step: dict[tuple[str, str], list[TableSnapshot]] = field(default_factory=dict)
+    _asset_tables: dict[str, Table] = field(default_factory=dict)
 
     def add_assets(self, assets: Iterable[Asset]) -> Self:
         """Return a copy that also publishes these ordinary assets.
@@ -398,7 +398,7 @@ class DataFrameIOManager(DeltaIOManager):
             function = getattr(compute, "decorated_fn", None)
             for name, table in tables_of_assets([asset]).items():
                 if function and (version := asset_version(function, table)):
-                    self.code_versions[name] = version
+                    self.asset_versions[name] = version
         return self
 
     def _find_table(self, key: dg.AssetKey) -> Table:
@@ -408,7 +408,7 @@ class DataFrameIOManager(DeltaIOManager):
             dagster.Failure: the asset was not given to `add_assets`.
         """
         name = key.path[-1]
-        if (table := load_tables(self.tables).get(name) or self._asset_tables.get(name)) is None:
+        if (table := self.deployment.tables.get(name) or self._asset_tables.get(name)) is None:
             raise dg.Failure(
                 f"{name}: the IO manager does not know this asset. Nothing was written. Name it "
                 f"where the IO manager is made: delta_io_manager(settings, [{name}, ...])",

@@ -25,7 +25,6 @@ from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.runtime_versions import package_version
-from backfill_assets.tables.graph import load_tables
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
 
@@ -64,7 +63,7 @@ def _build_end(
 
     A run of OpenLineage belongs to one job: each commit is one, and Dagster's run is its parent.
     """
-    namespace, parent = str(publisher.lineage), facet_v2.parent_run
+    namespace, parent = str(publisher.deployment.settings.lineage), facet_v2.parent_run
     part = days[0].day if version is None else version
     facets: dict[str, Any] = {
         "parent": parent.ParentRunFacet(
@@ -101,13 +100,14 @@ def _input_versions(
     publisher: Publisher, table: Table, versions: Mapping[str, int]
 ) -> dict[str, int | None]:
     """The inputs of a table by location, each with its version if it is recorded."""
-    tables, warehouse = load_tables(publisher.tables), publisher.warehouse
+    deployment = publisher.deployment
+    tables, warehouse = deployment.tables, deployment.settings.warehouse
     inputs: dict[str, int | None] = {
         publisher.url(tables[name]) if name in tables else f"{warehouse}/{name}": version
         for name, version in versions.items()
     }
     if isinstance(table, SourceTable) and table.role in (Role.LOG, Role.REJECTED):
-        inputs[f"{publisher.landing}/{table.source.name}"] = None
+        inputs[f"{deployment.settings.landing}/{table.source.name}"] = None
     return inputs | {item.place(warehouse): None for item in table.unpartitioned_inputs}
 
 

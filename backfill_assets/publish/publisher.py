@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
-from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
 from backfill_assets.audit.verdicts import Expectation
@@ -18,10 +17,10 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish import types
 from backfill_assets.publish.publication import publish_candidate
 from backfill_assets.runtime_versions import package_version
-from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark.frames import SharedFrames
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness import assess
@@ -65,48 +64,30 @@ class Destination:
         return publish_candidate(candidate)
 
 
-class Publisher(dg.ConfigurableIOManager):
-    """Reads and replaces whole days of the Delta tables of one warehouse.
+@dataclass(eq=False)
+class Publisher(dg.IOManager):
+    """Reads and replaces whole days of the Delta tables of one deployment.
 
     Attributes:
+        deployment: whose tables, code and settings they are.
         engine: provides the Spark session.
-        warehouse: each table is at `<warehouse>/<asset name>`.
-        code_version: of the code of all tables; a backfill is pinned to it.
-        code_versions: by table, of the code that computes it; commits record it.
-        config_digest: of all settings that decide rows; a backfill is pinned to it.
-        config_digests: by table, of the settings that decide its rows; commits record it.
-        tables: where the tables are declared, see `load_tables`.
-        git_commit: of the code; empty if unknown.
-        git_dirty: whether the code differs from that commit; None if unknown.
-        undo_days: for how many days a new table keeps replaced files.
-        stalled_after: seconds after which a step logs the query it waits for; 0 for never.
-        lineage: the namespace of jobs in OpenLineage events; None sends no events.
-        landing: where the files of sources lie.
-        catalog: where tables are registered, as `catalog.schema`; None registers none.
+        asset_versions: code versions of ordinary assets, which the deployment does not declare.
     """
 
+    deployment: Deployment
     engine: Engine
-    warehouse: str
-    code_version: str
-    code_versions: dict[str, str]
-    config_digest: str
-    config_digests: dict[str, str]
-    tables: str
-    git_commit: str = ""
-    git_dirty: bool | None = None
-    undo_days: int = UNDO_DAYS
-    stalled_after: int = 0
-    lineage: str | None = None
-    landing: str = ""
-    catalog: str | None = None
-    _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
-    _destination: Destination | None = PrivateAttr(default=None)
-    _shared_frames: SharedFrames = PrivateAttr(default_factory=SharedFrames)
+    asset_versions: dict[str, str] = field(default_factory=dict)
+    _destination: Destination | None = None
+    _failed_days: dict[tuple[str, str], dict[date, str]] = field(default_factory=dict)
+    _shared_frames: SharedFrames = field(default_factory=SharedFrames)
+
+    def __post_init__(self) -> None:
+        _ = self.deployment.code  # that of now, even if its files change before the first run
 
     @property
     def destination(self) -> Destination:
         """Where tables are read and candidates go; production unless set."""
-        return self._destination or Destination(self.warehouse)
+        return self._destination or Destination(self.deployment.settings.warehouse)
 
     @property
     def shared_frames(self) -> SharedFrames:
@@ -122,11 +103,11 @@ class Publisher(dg.ConfigurableIOManager):
             "reason": tags.get(types.REASON_TAG, ""),
             "asset": table.name,
             "code_version": self.code_of(table),
-            "release": self.code_version,
+            "release": self.deployment.code.version,
             "config_digest": self.config_of(table),
             "package": package_version(),
-            "git_commit": self.git_commit,
-            "git_dirty": self.git_dirty,
+            "git_commit": self.deployment.code.commit,
+            "git_dirty": self.deployment.code.dirty,
         }
 
     def failed_days(self, run_id: str) -> dict[str, dict[date, str]]:
@@ -148,7 +129,9 @@ class Publisher(dg.ConfigurableIOManager):
             PublishError: the run belongs to a backfill that was planned with other code.
             dagster.Failure: a tag has a value that is not known.
         """
-        current_pin = types.format_code_pin(self.code_version, self.config_digest)
+        current_pin = types.format_code_pin(
+            self.deployment.code.version, self.deployment.settings.digest
+        )
         if (planned_pin := tags.get(types.CODE_TAG, current_pin)) != current_pin:
             raise PublishError(
                 f"{table.name} [{window}]: the backfill was planned with code and "
@@ -258,11 +241,12 @@ class Publisher(dg.ConfigurableIOManager):
 
     def code_of(self, table: Table) -> str:
         """Return the code version of a table; of all tables if it is not declared."""
-        return self.code_versions.get(table.name, self.code_version)
+        return self.asset_versions.get(table.name) or self.deployment.code.table_version(table.name)
 
     def config_of(self, table: Table) -> str:
         """Return the digest of the settings that decide a table; of all if it is not declared."""
-        return self.config_digests.get(table.name, self.config_digest)
+        deployment = self.deployment
+        return deployment.config_digests.get(table.name, deployment.settings.digest)
 
     def start_session(self) -> SparkSession:
         """Return the engine's default session, started at its first use."""
@@ -271,10 +255,8 @@ class Publisher(dg.ConfigurableIOManager):
 
     def writer(self, table: Table, session: table_schema.SessionFactory | None = None) -> Writer:
         """Return the writer that commits to a table, in the default session if none is given."""
-        data_url = self.destination.data_url(table)
-        return Writer(
-            session or self.start_session, self.url(table), table, self.undo_days, data_url
-        )
+        data_url, undo_days = self.destination.data_url(table), self.deployment.settings.undo_days
+        return Writer(session or self.start_session, self.url(table), table, undo_days, data_url)
 
     def table_snapshot(
         self, ledger: Ledger, by_day: bool, session: table_schema.SessionFactory | None = None

@@ -310,8 +310,7 @@ def _missed_days(
     failed = {name: by_day for name, by_day in shadow.failed_days(run_id).items() if by_day}
     if not failed:
         return {}
-    code = Code(shadow.code_version, tables=shadow.code_versions)
-    stale = stale_days(deployment, graph, target, code, pinned=True)
+    stale = stale_days(deployment, graph, target, shadow.deployment.code, pinned=True)
     missed = {
         name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
         for name, by_day in failed.items()

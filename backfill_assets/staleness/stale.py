@@ -132,10 +132,14 @@ def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
             if assessment.on_hold:
                 stale.on_hold[table].add(day)
                 continue
-            # A day that only follows another is behind for the same reasons.
-            reason = reasons[day] = reasons.get(day) or reasons[day - DAY]
-            part = stale.final if day in closed.get(table, ()) else stale.open
-            part[table][day] = reason  # type: ignore[index]
+            is_final = day in closed.get(table, ())
+            if day not in reasons:
+                # It follows another, for the same reasons; but no schedule builds a final one.
+                if day - DAY not in reasons or (day - DAY in stale.final[table] and not is_final):
+                    continue
+                reasons[day] = reasons[day - DAY]
+            part = stale.final if is_final else stale.open
+            part[table][day] = reasons[day]  # type: ignore[index]
     return stale
 
 

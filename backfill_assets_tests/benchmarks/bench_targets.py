@@ -38,9 +38,7 @@ def measure_shadows(engine: Engine, root: Path, days: int) -> None:
     production = Pipeline(engine, root, tables=_BEFORE, **places)
     for n in range(1 - days, 1):
         production.land(n, [order(f"o-{n}-{i}", n, "1.00", f"c{i}") for i in range(_LINES)])
-    tables = [
-        name for name in production.io_manager.code_versions if name in _table_names(production)
-    ]
+    tables = [name for name in production.deployment.tables if name in _table_names(production)]
     time_work("production loaded", lambda: production.run(first, last, tables))
     after = Pipeline(engine, root, tables=_AFTER, **places)
     whole = _folder_size(production.warehouse)

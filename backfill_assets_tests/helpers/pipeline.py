@@ -34,7 +34,6 @@ from backfill_assets.spark.filesystems import (
     replace_file,
 )
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.object_stores import url_of
@@ -122,8 +121,8 @@ class Pipeline:
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
         self.instance = instance_in(root)
-        self.io_manager = io = io_manager_of(self.defs, self.instance)
-        self.code = Code(io.code_version, tables=io.code_versions)
+        self.io_manager = io_manager_of(self.defs, self.instance)
+        self.code = self.io_manager.deployment.code
         self.cursors: dict[str, str | None] = {}
         self.run_keys: set[str] = set()
 

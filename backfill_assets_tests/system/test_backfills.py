@@ -574,7 +574,7 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
         assert table_ledger.under_other_settings(digests[name]) == {day(3)}
         assert (
             table_ledger.latest[day(3)].made_under(day(3))
-            == pipeline.io_manager.config_digests[name]
+            == pipeline.deployment.config_digests[name]
         )
 
 

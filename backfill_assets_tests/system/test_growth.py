@@ -49,7 +49,7 @@ def publish_facts(pipeline: Pipeline, orders: Sequence[Order]) -> None:
         groups[order_day, customer or UNKNOWN_CUSTOMER].append(amount)
     rows = [(*key, len(amounts), sum(amounts)) for key, amounts in groups.items()]
     frame = pipeline.io_manager.engine.spark_session.createDataFrame(rows, FACT.struct_type)
-    digest = pipeline.io_manager.config_digests[FACT.name]
+    digest = pipeline.deployment.config_digests[FACT.name]
     publish_frame(pipeline, frame, Window(START, END), config_digest=digest)
 
 

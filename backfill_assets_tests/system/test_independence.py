@@ -39,7 +39,7 @@ def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
         for i in range(4)
     ]
     frame = spark.createDataFrame(rows, STAGED.struct_type)
-    digest = pipeline.io_manager.config_digests[STAGED.name]
+    digest = pipeline.deployment.config_digests[STAGED.name]
     publish_frame(pipeline, frame, window(1, 5), table=STAGED, config_digest=digest)
     return pipeline
 

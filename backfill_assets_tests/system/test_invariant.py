@@ -134,7 +134,7 @@ class Life:
                 first.run_keys,
                 first.now,
             )
-        code_version = pipeline.io_manager.code_versions["activity"]
+        code_version = pipeline.code.table_version("activity")
         assert code_version not in self.codes
         self.pipelines[name], self.codes[code_version] = pipeline, CODES[name]
         return pipeline
