@@ -216,9 +216,7 @@ class Life:
             self._scopes = versions, {}
         scopes = self._scopes[1]
         if run not in scopes:
-            scopes[run] = undo_scopes(
-                snapshot_ledgers(self.ledgers, self.deployment.policy), run
-            )
+            scopes[run] = undo_scopes(snapshot_ledgers(self.ledgers, self.deployment.policy), run)
         return scopes[run]
 
     def problems(self, run: str) -> list[str]:

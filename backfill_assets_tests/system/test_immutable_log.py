@@ -210,7 +210,7 @@ def test_days_are_rebuilt_from_the_log_when_their_landing_is_purged(
 def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(log: Pipeline) -> None:
     """That of day 6. That of day 8 is a correction first, as it has all orders."""
 
-    def states(now: Snapshot) -> dict[int, DayState]:
+    def states(now: MonitoringSnapshot) -> dict[int, DayState]:
         by_day = day_states(RAW.name, now)
         return {n: by_day[day(n)] for n in REPLACED}
 
