@@ -1,6 +1,6 @@
 """The same code on Spark Connect: servers of the tests' own, on loopback, stopped at the end.
 
-What CI looks at happens on one server, in the life of `Outputs`.
+What CI looks at happens on one server, which `test_engine` has as well, in the life of `Outputs`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from backfill_assets.orders.tables import FACT
+from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import Engine, session_url
 from backfill_assets.spark.stores import S3
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
-from backfill_assets_tests.helpers.hostile_environment import make_hostile_variables
 from backfill_assets_tests.helpers.object_stores import BUCKET
+from backfill_assets_tests.helpers.real_engine import RealEngine
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [
@@ -70,27 +71,62 @@ except EngineError as error:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is printed by two clients of one server.
-
-    The server and the first client are started in the environment of somebody else.
+    """What a client of a server prints; both are started in the environment of somebody else.
 
     Attributes:
-        first: by the first client.
-        second: by the second client, which registers a table.
-        register: the code that registers it.
-        environment: that of somebody else, for an engine that has the same metastore.
+        url: the server's.
+        words: of the client: its session, the Python of a UDF, and what it says of its life.
+        refusal: why it is refused where commits would be lost.
     """
 
-    first: list[str]
-    second: list[str]
-    register: str
-    environment: dict[str, str]
+    url: str
+    words: list[str]
+    refusal: str
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Outputs:
-    """The life of the server: each process with an engine has all that needs one."""
-    folder = tmp_path_factory.mktemp("connect")
+def outputs(
+    connect_engine: RealEngine, hostile_variables: dict[str, str], tmp_path_factory
+) -> Outputs:
+    """The life of the client: one process has all that needs one."""
+    life = LIVE.format(folder=tmp_path_factory.mktemp("connect") / "life")
+    code = SESSION_ID + UDF_PYTHON + life + REFUSED
+    words = run_attached(connect_engine.url, code, **hostile_variables)
+    assert "lived" in words
+    return Outputs(connect_engine.url, words, " ".join(words[words.index("lived") + 1 :]))
+
+
+on_connect = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
+
+
+@on_connect
+def test_a_life_on_a_connect_server(outputs):
+    assert "lived" in outputs.words
+
+
+@on_connect
+def test_processes_with_the_same_settings_share_a_session(outputs, monkeypatch):
+    """This process would ask for the session that the client had."""
+    monkeypatch.setenv("SPARK_REMOTE", outputs.url)
+    config = Engine.from_settings(load_settings()).spark_config
+    assert f"session_id={outputs.words[0]}" in session_url(config, 0)
+    for other in (session_url({**config, "spark.sql.own": "1"}, 0), session_url(config, 1)):
+        assert outputs.words[0] not in other
+
+
+@on_connect
+def test_python_workers_of_a_server_of_ours(outputs):
+    assert outputs.words[1] == sys.executable
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory, hostile_variables: dict[str, str]) -> list[str]:
+    """What is printed of a table in a metastore: by way of a server, then by an embedded engine.
+
+    Derby is of one process at a time: the server has ended. The embedded engine is started in the
+    environment of somebody else.
+    """
+    folder = tmp_path_factory.mktemp("metastore")
     publish_facts(folder, dict.fromkeys(JAN[:3], "ok"))
     register = REGISTER.format(catalog=CATALOG, url=folder / "warehouse" / FACT.name)
     database = f"jdbc:derby:;databaseName={folder}/metastore;create=true"
@@ -99,74 +135,39 @@ def outputs(tmp_path_factory) -> Outputs:
         "spark.hadoop.javax.jdo.option.ConnectionURL": database,
         "spark.sql.warehouse.dir": str(folder / "schemas"),
     }
-    (folder / "hostile").mkdir()
-    hostile = make_hostile_variables(folder / "hostile")
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in hostile.items():
-                patch.setenv(name, value)
-            server = stack.enter_context(connect_server(folder, conf, catalog=CATALOG))
-            life = LIVE.format(folder=folder / "life")
-            first = run_attached(server, SESSION_ID + UDF_PYTHON + life)
-        second = run_attached(server, SESSION_ID + register + REFUSED)
+    with connect_server(folder, conf, catalog=CATALOG) as server:
+        words = run_attached(server, register)
     environment = {
-        **hostile,
-        "SPARK_REMOTE": "",
+        **hostile_variables,
         "BACKFILL_ASSETS_CATALOG": CATALOG,
         "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf),
     }
-    return Outputs(first, second, register, environment)
-
-
-@pytest.fixture(scope="module")
-def embedded(outputs: Outputs) -> list[str]:
-    """What an embedded engine prints when the server has ended: Derby is of one process at a time.
-
-    It is started in the environment of somebody else.
-    """
-    read = "print(spark.table('shop.fact_daily_orders').count())\n" + outputs.register
-    return run_attached("", read + UDF_PYTHON, **outputs.environment)
-
-
-on_connect = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
-
-
-@on_connect
-def test_a_life_on_a_connect_server(outputs):
-    assert outputs.first[-1] == "lived"
-
-
-@on_connect
-def test_processes_with_the_same_settings_share_a_session(outputs):
-    assert outputs.first[0] == outputs.second[0]
-
-
-@on_connect
-def test_python_workers_of_a_server_of_ours(outputs):
-    assert outputs.first[1] == sys.executable
-
-
-@on_connect
-def test_a_table_is_registered_by_way_of_a_server(outputs):
-    assert outputs.second[1:3] == ["registered", "6"]
+    read = "print(spark.table('shop.fact_daily_orders').count())\n" + register
+    return words + run_attached("", read + UDF_PYTHON, **environment)
 
 
 @on_connect
 @pytest.mark.slow
-def test_python_workers_of_a_session_of_ones_own(embedded):
-    assert embedded[-1] == sys.executable
+def test_a_table_is_registered_by_way_of_a_server(registered):
+    assert registered[:2] == ["registered", "6"]
 
 
 @on_connect
 @pytest.mark.slow
-def test_a_metastore_outlives_the_server_that_registered(embedded):
-    assert embedded[:3] == ["6", "registered", "6"]
+def test_a_metastore_outlives_the_server_that_registered(registered):
+    assert registered[2:5] == ["6", "registered", "6"]
+
+
+@on_connect
+@pytest.mark.slow
+def test_python_workers_of_a_session_of_ones_own(registered):
+    assert registered[-1] == sys.executable
 
 
 @on_connect
 def test_a_server_that_would_lose_commits_is_refused(outputs):
     """It was started without what keeps commits in a store apart."""
-    message = " ".join(outputs.second[3:])
+    message = outputs.refusal
     assert f"{S3.log_store_settings()[0]} must be" in message
     assert message.startswith("the Spark Connect server at")
     assert message.endswith("nothing was written.")
