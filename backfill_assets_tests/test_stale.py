@@ -342,8 +342,8 @@ def test_no_day_is_stale_after_one_that_is_not_there():
     assert by_number(stale_days(*tables).open[VALUES.name]).keys() == {1, 2}
 
 
-def test_the_days_after_a_stale_day_are_final_if_they_are():
-    """Those that are open are rebuilt by a schedule, and the others by a person."""
+def test_days_that_only_follow_a_final_day_wait_for_the_person_who_builds_it():
+    """A schedule builds no final day, so a run of the open ones would find nothing to do."""
     staged = ledger(STAGED, record(0, days((1, 4))), record(1, days(1)))
     built = record(
         0, days((1, 4)), inputs={STAGED.name: 0, running_total.name: -1}, final=days(1, 2)
@@ -351,6 +351,11 @@ def test_the_days_after_a_stale_day_are_final_if_they_are():
     stale = stale_days(staged, ledger(running_total, built))
     reason = StaleReason({STAGED.name: staged.records[-1]})
     assert by_number(stale.final[running_total.name]) == {1: reason, 2: reason}
+    assert running_total.name not in stale.open
+    # A day with new input of its own is built upon the final days as they are, and what follows it.
+    staged = ledger(STAGED, record(0, days((1, 4))), record(1, days(1, 3)))
+    stale = stale_days(staged, ledger(running_total, built))
+    reason = StaleReason({STAGED.name: staged.records[-1]})
     assert by_number(stale.open[running_total.name]) == {3: reason, 4: reason}
     assert stale.all_days(running_total.name) == days((1, 4))
 
