@@ -87,6 +87,12 @@ def publish_days(
             digests={table.name: dict.fromkeys(days, made_from)},
             asset_inputs={table.name: ()},
         )
+        # By the code and settings that the record of the run has.
+        snapshot = replace(
+            snapshot,
+            code_versions={table.name: request.record["code_version"]},
+            config_digests={table.name: request.record["config_digest"]},
+        )
         plan = publisher.plan_days(request, table, snapshot, [])
         computed = build(plan.days) if plan.reasons else None
         try:
