@@ -30,7 +30,9 @@ from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, day
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -298,12 +298,9 @@ class Answers(pa.DataFrameModel):
     day: T.DateType = pa.Field()
     answer: T.BooleanType = pa.Field(nullable=True)
 
-    class Config:
-        metadata = {"partition": "day"}  # noqa: RUF012
-
 
 def test_booleans(spark, tmp_path):
-    table, url = Table("answers", Answers), str(tmp_path / "answers")
+    table, url = Table("answers", Answers, partition="day", key=[]), str(tmp_path / "answers")
     frame = spark.createDataFrame(
         [(day(1), answer) for answer in (True, False, None)], table.struct_type
     )
@@ -330,13 +327,10 @@ class Measures(pa.DataFrameModel):
     # A name that begins as those of this package's own columns.
     single: T.FloatType = pa.Field(nullable=True, alias="_version")
 
-    class Config:
-        metadata = {"partition": "day"}  # noqa: RUF012
-
 
 def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
     """Written without Spark, so that each bit pattern is in the file as it is."""
-    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    table, url = Table("measures", Measures, partition="day", key=[]), str(tmp_path / "measures")
     numbers = [
         *struct.unpack(f"<{len(DOUBLES)}d", struct.pack(f"<{len(DOUBLES)}Q", *DOUBLES)),
         None,
@@ -367,7 +361,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
 
 
 def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
-    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    table, url = Table("measures", Measures, partition="day", key=[]), str(tmp_path / "measures")
     for zero, nan in (("0.0D", "double('NaN')"), ("-0.0D", "-double('NaN')"), ("5e-324D", "null")):
         frame = spark.sql(
             f"SELECT DATE'2024-01-01' AS day, stack(2, {zero}, {nan}) AS number, 0.1F AS _version"
@@ -423,9 +417,8 @@ def test_every_type_of_a_model_has_its_text(spark, tmp_path):
     """Each value is told apart, and Python reads the same, whatever the session's zone and mode."""
     kinds = {f"column_{n}": T._parse_datatype_string(kind) for n, kind in enumerate(VALUES)}
     fields = {name: pa.Field(nullable=True) for name in kinds}
-    config = type("Config", (), {"metadata": {"partition": "day"}})
     body = {"__annotations__": {"day": T.DateType, **kinds}, "day": pa.Field(), **fields}
-    table = Table("every", type("Every", (pa.DataFrameModel,), {**body, "Config": config}))
+    table = Table("every", type("Every", (pa.DataFrameModel,), body), partition="day")
     url, days = str(tmp_path / "every"), [day(n + 1) for n in range(max(map(len, VALUES.values())))]
     create_table(lambda: spark, url, table, {})
     rows = [
@@ -641,9 +634,8 @@ def test_drift(spark):
     kinds = [T.LongType if type(before[0]) is int else T.DoubleType for before, *_ in DRIFTS]
     columns = {"__annotations__": {"day": T.DateType} | dict(zip(names, kinds, strict=True))}
     fields = {name: pa.Field() for name in ("day", *names)}
-    config = type("Config", (), {"metadata": {"partition": "day"}})
-    model = type("Cases", (pa.DataFrameModel,), {**columns, **fields, "Config": config})
-    table = Table("cases", model)
+    model = type("Cases", (pa.DataFrameModel,), {**columns, **fields})
+    table = Table("cases", model, partition="day")
     frames = [
         spark.createDataFrame(
             [(day(1), *row) for row in zip(*(case[which] for case in DRIFTS), strict=True)],

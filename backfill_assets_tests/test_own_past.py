@@ -62,22 +62,30 @@ from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import START, day
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def yesterday(orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def late_balance(
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
     late: Annotated[DataFrame, Reads(LATE)],
@@ -148,7 +156,13 @@ def twice(
 )
 def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said):
     with pytest.raises(DeclarationError, match=said):
-        table(DailyOrders)(function)
+        table(
+            DailyOrders,
+            partition="run_date",
+            key=["customer_id"],
+            totals=["orders", "revenue"],
+            merge=True,
+        )(function)
 
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
@@ -264,7 +278,9 @@ VISITS = Source(
 )
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def of_both(
     orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)],
     visits: Annotated[DataFrame, Reads(VISITS.staged)],

@@ -56,7 +56,9 @@ from backfill_assets_tests.helpers.publish_rows import make_plan
 from backfill_assets_tests.helpers.written_logs import commit_with_record
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

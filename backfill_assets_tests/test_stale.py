@@ -195,11 +195,15 @@ SLOW = Source(
 )
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def visits_by_week(visits: Annotated[DataFrame, Reads(SLOW.staged, WEEK)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def orders_and_visits(
     visits: Annotated[DataFrame, Reads(SLOW.staged)], orders: Annotated[DataFrame, Reads(STAGED)]
 ) -> DataFrame: ...
@@ -285,7 +289,9 @@ def test_a_day_that_an_earlier_release_took_back_is_built_once_its_input_is_newe
 # --- a table that carries state -------------------------------------------------------------------
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def running_total(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

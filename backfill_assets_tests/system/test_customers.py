@@ -35,7 +35,14 @@ from backfill_assets_tests.helpers.pipeline import START, Pipeline, copy_loaded,
 DAYS = 7
 
 
-@table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")])
+@table(
+    EnrichedOrder,
+    partition="event_date",
+    key=["order_id"],
+    totals=["amount"],
+    rules=fact_orders_enriched.rules,
+    checks=[conserves("orders", "amount", "amount")],
+)
 def orders_leaking(
     orders: Annotated[DataFrame, Reads(STAGED)],
     customers: Annotated[DataFrame, Reads(dim_customers)],
