@@ -27,12 +27,10 @@ from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -59,33 +59,25 @@ from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.web_events import Visit
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.paths import PROJECT
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def yesterday(orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def late_balance(
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
     late: Annotated[DataFrame, Reads(LATE)],
@@ -156,13 +148,7 @@ def twice(
 )
 def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said):
     with pytest.raises(DeclarationError, match=said):
-        table(
-            DailyOrders,
-            partition="run_date",
-            key=["customer_id"],
-            totals=["orders", "revenue"],
-            merge=True,
-        )(function)
+        table(DailyOrders, **FACT_OPTIONS)(function)
 
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
@@ -278,9 +264,7 @@ VISITS = Source(
 )
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def of_both(
     orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)],
     visits: Annotated[DataFrame, Reads(VISITS.staged)],

@@ -51,14 +51,12 @@ from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, record
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 from backfill_assets_tests.helpers.publish_rows import make_plan
 from backfill_assets_tests.helpers.written_logs import commit_with_record
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -38,7 +38,7 @@ from backfill_assets.orders.tables import DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.paths import PROJECT
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order
 
 ROWS = "run_date DATE, k STRING, n LONG, amount DECIMAL(18,2), at TIMESTAMP, kept LONG"
 
@@ -157,9 +157,7 @@ def spend_known_then_by_copies(
     )
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def daily_with_window(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
@@ -177,9 +175,7 @@ def daily_with_window(
     )
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def without_day(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
@@ -274,13 +270,7 @@ def test_each_row_once_is_for_several_days(function):
     with pytest.raises(
         DeclarationError, match=r"each row once in any case|days that are being made"
     ):
-        table(
-            DailyOrders,
-            partition="run_date",
-            key=["customer_id"],
-            totals=["orders", "revenue"],
-            merge=True,
-        )(function)
+        table(DailyOrders, **FACT_OPTIONS)(function)
 
 
 def test_a_range_counts_only_days_to_compute(spark):

@@ -36,7 +36,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import ENTRY_PREFIX
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, order, run_verify
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order, run_verify
 from backfill_assets_tests.own_tables import my_known
 
 PLACE = "my_known:TABLES"
@@ -250,10 +250,7 @@ def test_a_lineage_of_what_is_not_there_is_refused(lineage, said):
     with pytest.raises(DeclarationError, match=said):
         table(
             DailyOrders,
-            partition="run_date",
-            key=["customer_id"],
-            totals=["orders", "revenue"],
-            merge=True,
+            **FACT_OPTIONS,
             lineage=lineage,
         )(sums)
 
@@ -278,10 +275,7 @@ def test_only_a_table_made_of_staging_of_the_same_day_has_a_current(function):
         current(
             table(
                 DailyOrders,
-                partition="run_date",
-                key=["customer_id"],
-                totals=["orders", "revenue"],
-                merge=True,
+                **FACT_OPTIONS,
             )(function)
         )
 
