@@ -290,5 +290,5 @@ def test_corrections_need_totals_and_the_current_of_their_facts():
     with pytest.raises(DeclarationError, match=r"^x: daily_spend_current is not the current of"):
         corrections(FACT, NOW, name="x")
     bare = table(Totalless, partition="at", key=[])(sums)
-    with pytest.raises(DeclarationError, match="the model of sums has no totals to correct"):
+    with pytest.raises(DeclarationError, match="sums_corrections: sums has no totals to correct"):
         corrections(bare, current(bare))
