@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from backfill_assets import FACT, Reads, delta_io_manager, load_settings, publishes, table
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.delta.ledger_reader import read_ledger
-from backfill_assets.publish.io_manager import MODEL
+from backfill_assets.publish.io_manager import MODEL, tables_of_assets
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
@@ -137,7 +137,7 @@ class Plain:
         return result
 
     def ledger(self, name):
-        return read_ledger(self.settings.table(name), Table(name, Visits, **OF_PAGE))
+        return read_ledger(self.settings.table(name), tables_of_assets(ASSETS)[name])
 
     def materializations(self, name):
         records = self.instance.fetch_materializations(dg.AssetKey(name), limit=1000).records
@@ -351,7 +351,7 @@ def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
     assert {row["run_date"]: row["customers"] for row in rows} == dict.fromkeys(
         (day(1), day(2), day(3)), 2
     )
-    (record,) = plain.ledger("customers_a_day", Spread).records
+    (record,) = plain.ledger("customers_a_day").records
     assert record.inputs[FACT.name] == pipeline.log(FACT.name).version()
 
 
