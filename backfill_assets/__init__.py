@@ -3,7 +3,7 @@ r"""Declare Delta tables; Dagster loads and backfills them, audited, idempotent,
 A source is a pandera model of its lines. A table is a function of DataFrames; its parameters say
 which days of which input it reads. This is a whole project, `visits.py`:
 
-    from typing import Annotated, ClassVar
+    from typing import Annotated
 
     import pandera.pyspark as pa
     import pyspark.sql.types as T
@@ -29,12 +29,14 @@ which days of which input it reads. This is a whole project, `visits.py`:
         run_date: T.DateType
         visits: T.LongType = Field(ge=1)
 
-        class Config:
-            strict = True
-            metadata: ClassVar = {"partition": "run_date", "key": [], "totals": ["visits"]}
 
-
-    @table(DailyVisits, checks=[conserves("visits", None, "visits")])
+    @table(
+        DailyVisits,
+        partition="run_date",
+        key=[],  # a row a day
+        totals=["visits"],
+        checks=[conserves("visits", None, "visits")],
+    )
     def daily_visits(visits: Annotated[DataFrame, Reads(VISITS.staged)]) -> DataFrame:
         return visits.groupBy(F.col("for_day").alias("run_date")).agg(
             F.count(F.lit(1)).alias("visits")
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     )
     from backfill_assets.definitions import BackfillAssets, build_defs, delta_io_manager
     from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
+    from backfill_assets.publish.io_manager import publishes
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import added, forbids, json_text, no_leaks, nullable
     from backfill_assets.tables.derived import (
@@ -123,6 +126,7 @@ _MODULES = {
     "REJECTED": "orders.tables",
     "STAGED": "orders.tables",
     "load_settings": "settings",
+    "publishes": "publish.io_manager",
     "Source": "tables.sources",
     "spread_join": "transforms.point_in_time",
     "Partial": "transforms.rolling",
@@ -175,6 +179,7 @@ __all__ = [
     "no_leaks",
     "nullable",
     "previous",
+    "publishes",
     "spread_join",
     "table",
     "version_of",

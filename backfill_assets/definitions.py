@@ -152,11 +152,12 @@ def delta_io_manager(
 
     Args:
         settings: the deployment's settings.
-        assets: ordinary assets that it publishes or reads, besides the tables.
+        assets: ordinary assets that it publishes or reads, besides the tables; their metadata is
+            that of `publishes`.
         engine: gives the Spark session; as in the settings if not given.
 
     Raises:
-        DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
+        DeclarationError: an asset cannot be published: it has no metadata of `publishes`, or
             other partitions than days.
     """
     engine = engine or Engine.from_settings(settings)

@@ -17,8 +17,6 @@ from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import Pipeline
 
-CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
-
 
 def make_table(version: int = 1, **columns: Any) -> Table:
     """The table of before, with these columns in place of its own; none takes one away.
@@ -43,14 +41,19 @@ def make_table(version: int = 1, **columns: Any) -> Table:
         elif new is not None:
             named[name] = new
     named |= columns
-    config = type("Config", (), {"strict": True, "metadata": {**CONFIG, "schema_version": version}})
     body = {
         "__annotations__": {name: kind for name, (kind, _) in named.items()},
         "__module__": __name__,
-        "Config": config,
         **{name: field for name, (_, field) in named.items()},
     }
-    return replace(FACT, model=type("Model", (pa.DataFrameModel,), body))
+    return replace(
+        FACT,
+        model=type("Model", (pa.DataFrameModel,), body),
+        key=["customer"],
+        totals=["orders"],
+        merge=False,
+        schema_version=version,
+    )
 
 
 BEFORE = make_table()

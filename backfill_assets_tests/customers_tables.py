@@ -36,16 +36,39 @@ def replace_globals(derived: Derived, **names: Any) -> FunctionType:
     return other
 
 
-labels_daily = table(Labels, group="training")(replace_globals(_labels, DAYS=LABEL_DAYS))
-training_daily = table(Training, group="training")(
-    replace_globals(_training, labels_daily=labels_daily)
-)
+labels_daily = table(
+    Labels,
+    partition="dt",
+    key=["user_id"],
+    rules=_labels.rules,
+    counts=_labels.counts,
+    group="training",
+)(replace_globals(_labels, DAYS=LABEL_DAYS))
+training_daily = table(
+    Training,
+    partition="dt",
+    key=["user_id"],
+    totals=["orders_30d", "revenue_30d"],
+    rules=_training.rules,
+    group="training",
+)(replace_globals(_training, labels_daily=labels_daily))
 fact_orders_settled = table(
-    SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers"
+    SettledOrder,
+    partition="event_date",
+    key=["order_id"],
+    totals=["amount"],
+    rules=_settled.rules,
+    checks=[conserves("orders", "amount", "amount")],
+    group="customers",
 )(replace_globals(_settled, SETTLES_AFTER=SETTLES_AFTER))
-cohort_value_30d = table(CohortValue, group="customers")(
-    replace_globals(_cohorts, DAYS=COHORT_DAYS)
-)
+cohort_value_30d = table(
+    CohortValue,
+    partition="first_order",
+    key=["customer_id"],
+    totals=["orders", "revenue"],
+    counts=_cohorts.counts,
+    group="customers",
+)(replace_globals(_cohorts, DAYS=COHORT_DAYS))
 
 TABLES = [
     *ORDERS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -21,12 +21,6 @@ class Spend(pa.DataFrameModel):
     orders: T.LongType = Field(description="Orders.")
     share: T.DoubleType = Field(description="Something that is not exact.")
 
-    class Config:
-        """A row a customer and day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"]}
-
 
 Orders = Annotated[DataFrame, Reads(STAGED)]
 
@@ -38,20 +32,20 @@ def spend(orders: DataFrame, day: object) -> DataFrame:
     )
 
 
-@table(Spend)
+@table(Spend, partition="run_date", key=["customer_id"])
 def by_day(orders: Orders) -> DataFrame:
     """As it should be."""
     return spend(orders, F.col("for_day").alias("run_date"))
 
 
-@table(Spend)
+@table(Spend, partition="run_date", key=["customer_id"])
 def by_range(orders: Orders) -> DataFrame:
     """It groups without the day: the last of the range has all rows."""
     last = orders.agg(F.max("for_day").alias("run_date"))
     return spend(orders, None).crossJoin(last)
 
 
-@table(Spend)
+@table(Spend, partition="run_date", key=["customer_id"])
 def since_the_day_before(orders: Orders) -> DataFrame:
     """It looks at the row before, whichever day that is of."""
     rows = spend(orders, F.col("for_day").alias("run_date"))
@@ -59,7 +53,7 @@ def since_the_day_before(orders: Orders) -> DataFrame:
     return rows.withColumn("orders", F.col("orders") - before)
 
 
-@table(Spend)
+@table(Spend, partition="run_date", key=["customer_id"])
 def spend_so_far(
     orders: Orders, before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)]
 ) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -19,12 +19,6 @@ class Count(pa.DataFrameModel):
     run_date: T.DateType = Field(description="Day.")
     orders: T.LongType = Field(description="Orders.")
 
-    class Config:
-        """A row a day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["run_date"]}
-
 
 Orders = Annotated[DataFrame, Reads(STAGED)]
 
@@ -34,33 +28,33 @@ def counted(orders: DataFrame) -> DataFrame:
     return orders.groupBy(F.col("for_day").alias("run_date")).agg(F.count("*").alias("orders"))
 
 
-@table(Count)
+@table(Count, partition="run_date", key=["run_date"])
 def unknown_column(orders: Orders) -> DataFrame:
     """It names a column that is not there."""
     return counted(orders.where(F.col("amonut") > 0))
 
 
-@table(Count)
+@table(Count, partition="run_date", key=["run_date"])
 def key_error(orders: Orders) -> DataFrame:
     """Its Python is wrong."""
     return counted(orders.where(F.col("amount") > {}["least"]))
 
 
-@table(Count)
+@table(Count, partition="run_date", key=["run_date"])
 def failing_udf(orders: Orders) -> DataFrame:
     """Its UDF fails when rows are computed."""
     inverse = F.udf(lambda amount: 1 // 0, "long")
     return counted(orders).withColumn("orders", inverse("orders"))
 
 
-@table(Count)
+@table(Count, partition="run_date", key=["run_date"])
 def wrong_cast(orders: Orders) -> DataFrame:
     """Rows of the first day cannot be cast."""
     text = F.when(F.dayofmonth("run_date") == 1, "many").otherwise("3")
     return counted(orders).withColumn("orders", text.cast("long"))
 
 
-@table(Count)
+@table(Count, partition="run_date", key=["run_date"])
 def nothing(orders: Orders) -> DataFrame:
     """It forgets to return its rows."""
     counted(orders)

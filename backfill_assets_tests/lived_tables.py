@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -57,17 +57,6 @@ class Activity(pa.DataFrameModel):
     share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
     note: T.StringType = nullable(1.0, 1.0, "A note.")
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["score"],
-            "merge": True,
-        }
-
 
 class Peak(pa.DataFrameModel):
     """The best score of each customer in three days."""
@@ -76,21 +65,12 @@ class Peak(pa.DataFrameModel):
     customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
     score: T.LongType = Field(description="The best score.")
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["score"]}
-
 
 class Balance(Peak):
     """The scores of each customer on all days so far."""
 
     run_date: T.DateType = Field(description="The last of the days.")
     score: T.LongType = Field(description="The sum.")
-
-    class Config(Peak.Config):
-        """One row for each day and customer."""
 
 
 def counted(orders: DataFrame, visits: DataFrame, points: int, **columns: Column) -> DataFrame:
@@ -127,19 +107,19 @@ def added_up(before: DataFrame, activity: DataFrame) -> DataFrame:
     return rows.groupBy(*keys).agg(F.sum("score").alias("score"))
 
 
-@table(Activity)
+@table(Activity, partition="run_date", key=["customer_id"], totals=["score"], merge=True)
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
     return counted(orders, visits, POINTS, note=noted("note of "))
 
 
-@table(Peak)
+@table(Peak, partition="run_date", key=["customer_id"], totals=["score"])
 def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
     return highest(activity)
 
 
-@table(Balance)
+@table(Balance, partition="run_date", key=["customer_id"], totals=["score"])
 def balances(
     activity: Annotated[DataFrame, Reads(activity)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -23,19 +23,19 @@ from backfill_assets_tests.lived_tables import (
 POINTS = 10
 
 
-@table(Activity)
+@table(Activity, partition="run_date", key=["customer_id"], totals=["score"], merge=True)
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
     return counted(orders, visits, POINTS, note=noted("note of "))
 
 
-@table(Peak)
+@table(Peak, partition="run_date", key=["customer_id"], totals=["score"])
 def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
     return highest(activity)
 
 
-@table(Balance)
+@table(Balance, partition="run_date", key=["customer_id"], totals=["score"])
 def balances(
     activity: Annotated[DataFrame, Reads(activity)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pyspark.sql.types as T
 from pyspark.sql import DataFrame
@@ -27,25 +27,27 @@ class Remarked(Plain):
 
     remark: T.StringType = nullable(1.0, 1.0, "Another note.")
 
-    class Config(Plain.Config):
-        """One row for each day and customer."""
 
-        metadata: ClassVar = {**Plain.Config.metadata, "schema_version": 4}
-
-
-@table(Remarked)
+@table(
+    Remarked,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["score"],
+    merge=True,
+    schema_version=4,
+)
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
     return counted(orders, visits, POINTS, remark=noted("again "))
 
 
-@table(Peak)
+@table(Peak, partition="run_date", key=["customer_id"], totals=["score"])
 def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
     return highest(activity)
 
 
-@table(Balance)
+@table(Balance, partition="run_date", key=["customer_id"], totals=["score"])
 def balances(
     activity: Annotated[DataFrame, Reads(activity)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

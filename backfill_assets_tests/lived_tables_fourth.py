@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -13,7 +13,6 @@ from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullab
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,
-    Activity,
     Balance,
     Peak,
     added_up,
@@ -31,26 +30,22 @@ class Plain(pa.DataFrameModel):
     score: T.LongType = Field(description="Orders and visits.")
     share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
 
-    class Config:
-        """One row for each day and customer."""
 
-        strict = True
-        metadata: ClassVar = {**Activity.Config.metadata, "schema_version": 3}
-
-
-@table(Plain)
+@table(
+    Plain, partition="run_date", key=["customer_id"], totals=["score"], merge=True, schema_version=3
+)
 def activity(
     orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
 ) -> DataFrame:
     return counted(orders, visits, POINTS)
 
 
-@table(Peak)
+@table(Peak, partition="run_date", key=["customer_id"], totals=["score"])
 def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
     return highest(activity)
 
 
-@table(Balance)
+@table(Balance, partition="run_date", key=["customer_id"], totals=["score"])
 def balances(
     activity: Annotated[DataFrame, Reads(activity)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -23,12 +23,6 @@ class Notes(pa.DataFrameModel):
     note: T.StringType = nullable(1.0, 1.0, "A note.")
     share: T.DoubleType = Field(description="A share.")
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["orders"]}
-
 
 def counted(orders: DataFrame) -> DataFrame:
     """The orders of each customer on each day."""
@@ -36,7 +30,7 @@ def counted(orders: DataFrame) -> DataFrame:
     return orders.groupBy(day, "customer_id").agg(F.count("*").alias("orders"))
 
 
-@table(Notes)
+@table(Notes, partition="run_date", key=["customer_id"], totals=["orders"])
 def notes(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return counted(orders).select(
         "run_date",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -27,19 +27,8 @@ class Notes(pa.DataFrameModel):
         nullable=True, description="A note.", metadata={**_OPTIONAL, "renamed_from": "note"}
     )
 
-    class Config:
-        """One row for each day and customer."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["orders"],
-            "schema_version": 2,
-        }
-
-
-@table(Notes)
+@table(Notes, partition="run_date", key=["customer_id"], totals=["orders"], schema_version=2)
 def notes(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     remark = F.concat(F.lit("note of "), "customer_id").alias("remark")
     return counted(orders).select("run_date", "customer_id", "orders", remark)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from backfill_assets import STAGED, Reads, table
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets_tests import migrating_tables_after
 from backfill_assets_tests.migrating_tables import counted
 
 
@@ -28,16 +27,8 @@ class Notes(pa.DataFrameModel):
         metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": "remark"},
     )
 
-    class Config(migrating_tables_after.Notes.Config):
-        """One row for each day and customer."""
 
-        metadata: ClassVar = {
-            **migrating_tables_after.Notes.Config.metadata,
-            "schema_version": 3,
-        }
-
-
-@table(Notes)
+@table(Notes, partition="run_date", key=["customer_id"], totals=["orders"], schema_version=3)
 def notes(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     text = F.concat(F.lit("note of "), "customer_id").alias("text")
     return counted(orders).select("run_date", "customer_id", "orders", text)

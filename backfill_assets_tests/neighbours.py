@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -25,12 +25,6 @@ class Revenue(pa.DataFrameModel):
     orders: T.LongType = Field(ge=1, description="Orders.")
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
 
-    class Config:
-        """A row a week."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "week", "totals": ["orders", "revenue"]}
-
 
 def summed(rows: DataFrame) -> DataFrame:
     return rows.groupBy(F.col("for_day").alias("week")).agg(
@@ -38,12 +32,24 @@ def summed(rows: DataFrame) -> DataFrame:
     )
 
 
-@table(Revenue, checks=[conserves("orders", column, column) for column in ("orders", "revenue")])
+@table(
+    Revenue,
+    partition="week",
+    key=[],
+    totals=["orders", "revenue"],
+    checks=[conserves("orders", column, column) for column in ("orders", "revenue")],
+)
 def weekly(orders: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame:
     return summed(orders)
 
 
-@table(Revenue, checks=[conserves("weeks", "revenue", "revenue")])
+@table(
+    Revenue,
+    partition="week",
+    key=[],
+    totals=["orders", "revenue"],
+    checks=[conserves("weeks", "revenue", "revenue")],
+)
 def weekly_again(weeks: Annotated[DataFrame, Reads(weekly)]) -> DataFrame:
     return summed(weeks)
 
@@ -66,14 +72,14 @@ class HourOfTaps(pa.DataFrameModel):
     hour: T.LongType = Field(ge=0, le=23, description="The hour of it.")
     taps: T.LongType = Field(ge=1, description="How many.")
 
-    class Config:
-        """A row for each hour with taps."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["hour"], "totals": ["taps"]}
-
-
-@table(HourOfTaps, checks=[conserves("taps", None, "taps")])
+@table(
+    HourOfTaps,
+    partition="run_date",
+    key=["hour"],
+    totals=["taps"],
+    checks=[conserves("taps", None, "taps")],
+)
 def taps_by_hour(taps: Annotated[DataFrame, Reads(TAPS.staged)]) -> DataFrame:
     hour = F.hour("at").cast("long").alias("hour")
     return taps.groupBy(F.col("for_day").alias("run_date"), hour).agg(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -29,12 +29,6 @@ class Consumption(pa.DataFrameModel):
     meter_id: T.StringType = Field(description="The meter.")
     kwh: T.DecimalType(28, 3) = Field(description="Sum of the readings.")  # type: ignore[valid-type]
 
-    class Config:
-        """A row a meter."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["meter_id"]}
-
 
 READINGS = Source(
     "readings",
@@ -47,7 +41,7 @@ READINGS = Source(
 )
 
 
-@table(Consumption)
+@table(Consumption, partition="run_date", key=["meter_id"])
 def consumption(readings: Annotated[DataFrame, Reads(READINGS.staged)]) -> DataFrame:
     return readings.groupBy(F.col("for_day").alias("run_date"), "meter_id").agg(
         F.sum("kwh").cast("decimal(28,3)").alias("kwh")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pyspark.sql import DataFrame
 
@@ -30,36 +30,44 @@ from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.skewed_tables import order_counts, taken
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def compared(
     facts: Annotated[DataFrame, Reads(FACT)],
     of: Annotated[DataFrame, Reads(balance, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def weekly(of: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame: ...
 
 
-@table(OrderInEuros)
+@table(OrderInEuros, partition="run_date", key=["order_id"], totals=["amount", "amount_eur"])
 def in_euros(
     orders: Annotated[DataFrame, Reads(STAGED)],
     rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
 ) -> DataFrame: ...
 
 
-@table(OrderInEuros)
+@table(OrderInEuros, partition="run_date", key=["order_id"], totals=["amount", "amount_eur"])
 def two_days_in_euros(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(2))],
     facts: Annotated[DataFrame, Reads(FACT)],
@@ -71,17 +79,14 @@ def two_days_in_euros(
 def taken_retired(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
 
 
-class WatchedOrder(OrderLine):
-    """A line of orders whose orders and customers are watched; each has a customer or none."""
-
-    class Config:
-        """One line for each version."""
-
-        metadata: ClassVar = {"skew": {"order_id": 0.2, "customer_id": 0.5}}
-
-
+#: Their orders and customers are watched; each order has a customer or none.
 WATCHED = Source(
-    "orders", WatchedOrder, key=["order_id"], event_time="order_ts", version_time="ingestion_ts"
+    "orders",
+    OrderLine,
+    skew={"order_id": 0.2, "customer_id": 0.5},
+    key=["order_id"],
+    event_time="order_ts",
+    version_time="ingestion_ts",
 )
 #: Sources of which only the last has watched columns.
 LANDED = [VISITS, WATCHED]
@@ -100,19 +105,27 @@ TABLES = [
 ]
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def monthly(days: Annotated[DataFrame, Reads(balance, MONTH)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def two_weeks(weeks: Annotated[DataFrame, Reads(weekly, previous(1, WEEK))]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def settled(orders: Annotated[DataFrame, Reads(STAGED, following_days(2))]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(
+    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
+)
 def balance_of_settled(
     orders: Annotated[DataFrame, Reads(settled)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -15,6 +15,12 @@ from backfill_assets_tests.customers_tables import replace_globals
 
 features = table(
     Features,
+    partition="event_date",
+    key=["user_id"],
+    totals=["orders_30d", "revenue_30d"],
+    rules=_features.rules,
+    drift=_features.drift,
+    merge=True,
     checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
     group="training",
     retired=date(2024, 6, 1),

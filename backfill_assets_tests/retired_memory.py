@@ -12,7 +12,7 @@ from backfill_assets_tests import version_tables as first
 from backfill_assets_tests.version_tables_second import RETIRES
 
 
-@table(first.Spent)
+@table(first.Spent, partition="run_date", key=["customer_id"], totals=["orders"])
 def spent(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return first.spent(orders)
 
@@ -22,7 +22,7 @@ def _sum_orders(rows: DataFrame) -> DataFrame:
     return rows.groupBy(*keys).agg(F.sum("orders").alias("orders"))
 
 
-@table(first.Spent, retired=RETIRES)
+@table(first.Spent, partition="run_date", key=["customer_id"], totals=["orders"], retired=RETIRES)
 def so_far(
     of: Annotated[DataFrame, Reads(spent)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
@@ -31,7 +31,7 @@ def so_far(
     return _sum_orders(before.select(columns).unionByName(of.select(columns)))
 
 
-@table(first.Spent, retired=RETIRES)
+@table(first.Spent, partition="run_date", key=["customer_id"], totals=["orders"], retired=RETIRES)
 def by_week(of: Annotated[DataFrame, Reads(spent, WEEK)]) -> DataFrame:
     return _sum_orders(of)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -21,16 +21,6 @@ class Taken(pa.DataFrameModel):
     order_id: T.StringType = Field(description="The order.")
     customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
 
-    class Config:
-        """One row for each order."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["order_id"],
-            "skew": {"customer_id": 0.5},
-        }
-
 
 class Count(pa.DataFrameModel):
     """The orders of a customer on a day."""
@@ -39,19 +29,13 @@ class Count(pa.DataFrameModel):
     customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
     orders: T.LongType = Field(ge=0, description="How many.")
 
-    class Config:
-        """One row for each day and customer."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "totals": ["orders"]}
-
-
-@table(Taken)
+@table(Taken, partition="run_date", key=["order_id"], skew={"customer_id": 0.5})
 def taken(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return orders.select(F.col("for_day").alias("run_date"), "order_id", "customer_id")
 
 
-@table(Count)
+@table(Count, partition="run_date", key=[], totals=["orders"])
 def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
     keys = [F.col("for_day").alias("run_date"), "customer_id"]
     return of.groupBy(*keys).agg(F.count("*").alias("orders"))
@@ -60,15 +44,12 @@ def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
 class Weighed(Count):
     """The orders of each customer that is known, each of which is some work."""
 
-    class Config(Count.Config):
-        """One row for each day and customer."""
-
 
 #: Milliseconds that a row takes, on a busy machine as well.
 _WORK = 40
 
 
-@table(Weighed)
+@table(Weighed, partition="run_date", key=[], totals=["orders"])
 def weighed(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
     known = of.where("customer_id IS NOT NULL").repartition(8, "customer_id")
     work = F.expr(f"reflect('java.lang.Thread', 'sleep', {_WORK}L) AS done")
@@ -82,13 +63,13 @@ TABLES = [*ORDERS, taken, order_counts, weighed]
 class Purchase(OrderLine):
     """A line of orders whose customers are watched."""
 
-    class Config:
-        """One line for each version."""
-
-        metadata: ClassVar = {"skew": {"customer_id": 0.5}}
-
 
 PURCHASES = Source(
-    "orders", Purchase, key=["order_id"], event_time="order_ts", version_time="ingestion_ts"
+    "orders",
+    Purchase,
+    skew={"customer_id": 0.5},
+    key=["order_id"],
+    event_time="order_ts",
+    version_time="ingestion_ts",
 )
 LANDED = [PURCHASES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -24,20 +24,11 @@ class Score(pa.DataFrameModel):
     customer_id: T.StringType = Field(description="The customer.")
     score: T.LongType = Field(ge=0, description="The score.")
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["score"]}
-
 
 class Ranked(Score):
     """The best score of three days."""
 
     run_date: T.DateType = Field(description="The last of the days.")
-
-    class Config(Score.Config):
-        """One row for each day and customer."""
 
 
 def score_orders(orders: DataFrame, points: int) -> DataFrame:
@@ -53,12 +44,12 @@ def best_scores(scores: DataFrame) -> DataFrame:
     return scores.groupBy(*keys).agg(F.max("score").alias("score"))
 
 
-@table(Score)
+@table(Score, partition="run_date", key=["customer_id"], totals=["score"])
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return score_orders(orders, 1)
 
 
-@table(Ranked)
+@table(Ranked, partition="run_date", key=["customer_id"], totals=["score"])
 def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
     return best_scores(of)
 
@@ -67,9 +58,6 @@ class Summed(Score):
     """The scores of all days so far."""
 
     run_date: T.DateType = Field(description="The day.")
-
-    class Config(Score.Config):
-        """One row for each day and customer."""
 
 
 def add_scores(before: DataFrame, new_scores: DataFrame) -> DataFrame:
@@ -80,7 +68,7 @@ def add_scores(before: DataFrame, new_scores: DataFrame) -> DataFrame:
     return rows.groupBy(*keys).agg(F.sum("score").alias("score"))
 
 
-@table(Summed)
+@table(Summed, partition="run_date", key=["customer_id"], totals=["score"])
 def sums(
     of: Annotated[DataFrame, Reads(scores)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

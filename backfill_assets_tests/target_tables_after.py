@@ -19,18 +19,18 @@ from backfill_assets_tests.target_tables import (
 )
 
 
-@table(Score)
+@table(Score, partition="run_date", key=["customer_id"], totals=["score"])
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """Ten points for each order."""
     return score_orders(orders, 10)
 
 
-@table(Ranked)
+@table(Ranked, partition="run_date", key=["customer_id"], totals=["score"])
 def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
     return best_scores(of)
 
 
-@table(Summed)
+@table(Summed, partition="run_date", key=["customer_id"], totals=["score"])
 def sums(
     of: Annotated[DataFrame, Reads(scores)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
@@ -41,7 +41,7 @@ def sums(
 TABLES = [*SOURCES, scores, ranks, sums]
 
 
-@table(Score)
+@table(Score, partition="run_date", key=["customer_id"], totals=["score"])
 def weighed(
     of: Annotated[DataFrame, Reads(scores)], weights: Annotated[DataFrame, Unpartitioned("weights")]
 ) -> DataFrame:
@@ -49,7 +49,7 @@ def weighed(
     return of.crossJoin(weights).select(F.col("for_day").alias("run_date"), "customer_id", score)
 
 
-@table(Score)
+@table(Score, partition="run_date", key=["customer_id"], totals=["score"])
 def weekly(of: Annotated[DataFrame, Reads(weighed, WEEK)]) -> DataFrame:
     keys = [F.col("for_day").alias("run_date"), "customer_id"]
     return of.groupBy(*keys).agg(F.sum("score").alias("score"))

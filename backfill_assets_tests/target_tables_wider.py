@@ -19,11 +19,8 @@ class Wider(Score):
     run_date: T.DateType = Field(description="The day.")
     bonus: T.LongType = nullable(1.0, 1.0, "Another score; null on days made before it was added.")
 
-    class Config(Score.Config):
-        """One row for each day and customer."""
 
-
-@table(Wider)
+@table(Wider, partition="run_date", key=["customer_id"], totals=["score"])
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return score_orders(orders, 1).withColumn("bonus", F.col("score") * 2)
 

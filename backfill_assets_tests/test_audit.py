@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from typing import ClassVar
 
 import pandera.pyspark as pa
 import pyarrow.parquet as pq
@@ -53,16 +52,15 @@ class Visit(pa.DataFrameModel):
     site: T.StringType = Field(description="Site.")
     number: T.LongType = Field(description="Number.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["site", "number"],
-            "notices": {"silence": "Something came."},
-        }
 
-
-VISITS = Table("visits", Visit, forbidden=[forbids("overlap", lambda rows: rows, "No overlap.")])
+VISITS = Table(
+    "visits",
+    Visit,
+    partition="run_date",
+    key=["site", "number"],
+    notices={"silence": "Something came."},
+    forbidden=[forbids("overlap", lambda rows: rows, "No overlap.")],
+)
 
 
 def make_facts(spark, rows):

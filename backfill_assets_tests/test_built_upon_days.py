@@ -33,10 +33,10 @@ from backfill_assets.staleness.assess import (
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

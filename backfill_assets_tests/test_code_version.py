@@ -22,11 +22,9 @@ from backfill_assets.backfills.accept_code import days_by_reason
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables import code_version, model_metadata, project_source
+from backfill_assets.tables import code_version, project_source
 from backfill_assets.tables.code_version import (
     DECIDING,
-    DECIDING_METADATA,
-    OTHER_METADATA,
     OTHERS,
     Code,
     _declaring_package,
@@ -41,6 +39,7 @@ from backfill_assets.tables.graph import load_tables
 from backfill_assets.tables.project_source import Project
 from backfill_assets.tables.reached_code import reach
 from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import Lookup
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -49,7 +48,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -67,9 +66,8 @@ class Row(pa.DataFrameModel):
     customer_id: T.StringType = Field(description="The customer.")
     amount: T.DecimalType(18, 2) = Field(ge=0, description="The amount.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"]}
+
+OF_ROW = {"partition": "run_date", "key": ["customer_id"]}
 
 """
 GROUPS = 'orders.groupBy(F.col("for_day").alias("run_date"), "customer_id")'
@@ -244,7 +242,7 @@ def shout(text):
     + MODEL
     + "".join(
         f"""
-@table(Row)
+@table(Row, **OF_ROW)
 def {name}({INPUT}) -> DataFrame:
     return {GROUPS}.agg({expression}.cast("decimal(18, 2)").alias("amount"))
 
@@ -276,14 +274,14 @@ def {name}({INPUT}) -> DataFrame:
         }.items()
     )
     + f"""
-@table(Row)
+@table(Row, **OF_ROW)
 def by_lazy_import({INPUT}) -> DataFrame:
     from .lazy import kept
 
     return kept({GROUPS}.agg(F.sum("amount").alias("amount")))
 
 
-@table(Row)
+@table(Row, **OF_ROW)
 def by_getattr({INPUT}) -> DataFrame:
     return getattr(dynamic, "RATE")
 """,
@@ -300,7 +298,7 @@ def make_table(name, days):
 
     build.__annotations__["orders"] = Annotated[DataFrame, Reads(STAGED, last_days(days))]
     build.__name__ = build.__qualname__ = name
-    return table(Row)(build)
+    return table(Row, **OF_ROW)(build)
 
 
 made = make_table("made", 2)
@@ -311,7 +309,7 @@ def made_v2(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return orders.limit(7)
 
 
-@table(Row, depends_on=["shop.listed", "pyarrow", Path("rates.csv"), Path("trees")])
+@table(Row, **OF_ROW, depends_on=["shop.listed", "pyarrow", Path("rates.csv"), Path("trees")])
 def depending(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return orders
 """,
@@ -399,11 +397,11 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "docstring of a function": ("shop_rules.py", "(amount):\n", '(amount):\n    """Scale."""\n', ""),
     "description of a column": ("shop/spend.py", "The amount.", "The sum.", ""),
     "warning about nulls": ("shop/rows.py", 'Field(description="The customer.")', 'Field(description="The customer.", metadata={"owner": "us"})', ""),
-    "group": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, group='sales')\ndef plain", ""),
-    "no check": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, checks=[])\ndef plain", ""),
-    "retired": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, retired=date(2030, 1, 1))\ndef plain", ""),
-    "frozen": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, frozen=True)\ndef plain", ""),
-    "lineage": ("shop/spend.py", "@table(Row)\ndef plain", "@table(Row, lineage={'amount': [('stg_orders', 'amount')]})\ndef plain", ""),
+    "group": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "@table(Row, **OF_ROW, group='sales')\ndef plain", ""),
+    "no check": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "@table(Row, **OF_ROW, checks=[])\ndef plain", ""),
+    "retired": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "@table(Row, **OF_ROW, retired=date(2030, 1, 1))\ndef plain", ""),
+    "frozen": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "@table(Row, **OF_ROW, frozen=True)\ndef plain", ""),
+    "lineage": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "@table(Row, **OF_ROW, lineage={'amount': [('stg_orders', 'amount')]})\ndef plain", ""),
     "drift": ("shop/spend.py", '"key": ["customer_id"]}', '"key": ["customer_id"], "drift": {"amount": 0.2}}', ""),
     "list of public names": ("shop/helpers.py", "import shop_rules", "import shop_rules\n__all__ = ['total']", ""),
     "import that nobody uses": ("shop/helpers.py", "import shop_rules", "import json\nimport shop_rules", ""),
@@ -430,7 +428,7 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "transform": ("shop/spend.py", 'agg(F.sum("amount").cast', 'agg(F.max("amount").cast', "plain"),
     "reach": ("shop/spend.py", "last_days(3))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "last_days(4))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "plain"),
     "each row once": ("shop/rows.py", "last_days(days))]\n", "last_days(days), each_row_once=True)]\n", "made"),
-    "check": ("shop/spend.py", "@table(Row)\ndef plain", "from backfill_assets import forbids\n@table(Row, checks=[forbids('none', lambda rows: rows, 'No.')])\ndef plain", "plain"),
+    "check": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "from backfill_assets import forbids\n@table(Row, **OF_ROW, checks=[forbids('none', lambda rows: rows, 'No.')])\ndef plain", "plain"),
     "table made by a call": ("shop/rows.py", 'make_table("made", 2)', 'make_table("made", 5)', "made"),
     "second version of a table": ("shop/rows.py", "limit(7)", "limit(8)", "made_v2"),
     # --- what it reaches ---
@@ -574,7 +572,7 @@ def test_changes_of_the_project(before, code_after, batch):
 
 
 def test_a_change_of_a_model_is_one_of_the_tables_that_have_it(before, code_after):
-    in_spend = PROJECT["shop/spend.py"].count("@table(Row)")
+    in_spend = PROJECT["shop/spend.py"].count("@table(Row, **OF_ROW)")
     for change in OF_ALL_IN_SPEND.values():
         changed = changed_tables(before, code_after(("shop/spend.py", *change)))
         assert (len(changed), changed & {"made", "depending"}) == (in_spend, set())
@@ -800,11 +798,10 @@ def test_each_field_of_a_declaration_decides_rows_or_does_not(declaration):
     assert sorted(names) == sorted([*DECIDING[declaration], *OTHERS[declaration]])
 
 
-def test_each_option_of_a_model_decides_rows_or_does_not():
-    assert {*model_metadata._METADATA} == {*DECIDING_METADATA, *OTHER_METADATA}
+def test_the_page_of_upgrades_tells_what_decides():
     told = (Path(__file__).parents[1] / "docs/upgrading.md").read_text()
-    for name in (*DECIDING_METADATA, *OTHER_METADATA):
-        assert f"`{name}`" in told
+    for name in OPTION_NAMES:
+        assert f"`{name}`" in told, name
     for fields in (*DECIDING.values(), *OTHERS.values()):
         for name in {*fields} & {*Source.__dataclass_fields__, *Lookup.__dataclass_fields__}:
             assert f"`{name}`" in told, name

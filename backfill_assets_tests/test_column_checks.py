@@ -6,7 +6,6 @@ import math
 import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import ClassVar
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -111,9 +110,8 @@ def make_named(name: str, kind: object = T.LongType, partition: str = "day") -> 
         "__annotations__": {"day": T.DateType, "other": kind},
         "day": Field(alias=partition),
         "other": Field(alias=name),
-        "Config": type("Config", (), {"strict": True, "metadata": {"partition": partition}}),
     }
-    return Table("named", type("Named", (pa.DataFrameModel,), body))
+    return Table("named", type("Named", (pa.DataFrameModel,), body), partition=partition)
 
 
 @pytest.mark.parametrize("char", [*" ,;{}()=\n\t\r\0\u00a0", ".", "`"])
@@ -291,10 +289,8 @@ class Energy(pa.DataFrameModel):
     class Config:
         """Pandera's own word for a key."""
 
-        strict = True
         unique = "meter_id"
-        metadata: ClassVar = {"partition": "run_date"}
 
 
 def test_a_table_has_the_key_that_pandera_calls_unique():
-    assert Table("energy", Energy).key == ("meter_id",)
+    assert Table("energy", Energy, partition="run_date").key == ("meter_id",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
-from typing import ClassVar
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -29,18 +28,19 @@ class Ticket(pa.DataFrameModel):
     run_date: T.DateType = Field(description="Day.")
     state: T.StringType = Field(nullable=True, description="What has become of it.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "counts": {"open tickets": "state = 'open'", "others, of any kind": "state <> 'open'"},
-        }
-
 
 def test_rows_are_counted_by_day_and_kind(spark):
     rows = [(day(0), "open"), (day(0), "open"), (day(0), "done"), (day(0), None), (day(1), "done")]
     frame = spark.createDataFrame(rows, "run_date date, state string")
-    ledger = Ledger(Table("tickets", Ticket))
+    ledger = Ledger(
+        Table(
+            "tickets",
+            Ticket,
+            partition="run_date",
+            key=[],
+            counts={"open tickets": "state = 'open'", "others, of any kind": "state <> 'open'"},
+        )
+    )
     plan = make_plan(ledger, [day(0), day(1), day(2)])
     audited = audit_days(plan, ComputedDays(frame, {}, numbers={day(0): {"seen": 7}}))
     assert audited.computed.numbers == {

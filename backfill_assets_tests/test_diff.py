@@ -310,13 +310,10 @@ class Measures(pa.DataFrameModel):
     # A name that begins as those of this package's own columns.
     single: T.FloatType = pa.Field(nullable=True, alias="_version")
 
-    class Config:
-        metadata = {"partition": "day"}  # noqa: RUF012
-
 
 def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
     """Written without Spark, so that each bit pattern is in the file as it is."""
-    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    table, url = Table("measures", Measures, partition="day", key=[]), str(tmp_path / "measures")
     numbers = [
         *struct.unpack(f"<{len(DOUBLES)}d", struct.pack(f"<{len(DOUBLES)}Q", *DOUBLES)),
         None,
@@ -348,7 +345,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
 
 def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
     """Written without Spark, as the doubles above."""
-    table, url = Table("measures", Measures), str(tmp_path / "measures")
+    table, url = Table("measures", Measures, partition="day", key=[]), str(tmp_path / "measures")
     for zero, nan in ((0.0, math.nan), (-0.0, -math.nan), (5e-324, None)):
         arrays = {
             "day": pyarrow.array([day(1)] * 2),
@@ -407,9 +404,8 @@ def test_every_type_of_a_model_has_its_text(spark, tmp_path):
     """Each value is told apart, and Python reads the same, whatever the session's zone and mode."""
     kinds = {f"column_{n}": T._parse_datatype_string(kind) for n, kind in enumerate(VALUES)}
     fields = {name: pa.Field(nullable=True) for name in kinds}
-    config = type("Config", (), {"metadata": {"partition": "day"}})
     body = {"__annotations__": {"day": T.DateType, **kinds}, "day": pa.Field(), **fields}
-    table = Table("every", type("Every", (pa.DataFrameModel,), {**body, "Config": config}))
+    table = Table("every", type("Every", (pa.DataFrameModel,), body), partition="day")
     url, days = str(tmp_path / "every"), [day(n + 1) for n in range(max(map(len, VALUES.values())))]
     create_table(lambda: spark, url, table, {})
     rows = [
@@ -625,9 +621,8 @@ def test_drift(spark):
     kinds = [T.LongType if type(before[0]) is int else T.DoubleType for before, *_ in DRIFTS]
     columns = {"__annotations__": {"day": T.DateType} | dict(zip(names, kinds, strict=True))}
     fields = {name: pa.Field() for name in ("day", *names)}
-    config = type("Config", (), {"metadata": {"partition": "day"}})
-    model = type("Cases", (pa.DataFrameModel,), {**columns, **fields, "Config": config})
-    table = Table("cases", model)
+    model = type("Cases", (pa.DataFrameModel,), {**columns, **fields})
+    table = Table("cases", model, partition="day")
     frames = [
         spark.createDataFrame(
             [(day(1), *row) for row in zip(*(case[which] for case in DRIFTS), strict=True)],

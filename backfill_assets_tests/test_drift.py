@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -36,15 +36,14 @@ class Watched(pa.DataFrameModel):
     money: T.DecimalType(10, 2) = nullable(1.0, 1.0, "Another.")
     churned: T.BooleanType = Field(description="Yes or no.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "drift": {"count": 0.2, "money": 0.25, "churned": 0.1},
-        }
 
-
-WATCHED = Table("watched", Watched)
+WATCHED = Table(
+    "watched",
+    Watched,
+    partition="run_date",
+    key=[],
+    drift={"count": 0.2, "money": 0.25, "churned": 0.1},
+)
 BOUNDS = WATCHED.drift
 
 
@@ -120,18 +119,11 @@ def test_a_few_rows_are_no_distribution():
         )
 
 
-class Unlikely(Watched):
-    """With a column that has no distribution."""
-
-    class Config(Watched.Config):
-        metadata: ClassVar = {"partition": "run_date", "drift": {"run_date": 0.1, "x": 0.1}}
-
-
 def watched(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
 
 
 def test_a_column_without_a_distribution_is_refused():
     with pytest.raises(DeclarationError) as error:
-        table(Unlikely)(watched)
+        table(Watched, partition="run_date", key=[], drift={"run_date": 0.1, "x": 0.1})(watched)
     assert "drift of run_date, which is no number and no boolean column of it; " in str(error.value)
     assert "drift of x" in str(error.value)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import ClassVar
 
 import dagster as dg
 import pandas as pd
@@ -182,15 +181,12 @@ class Ruled(pa.DataFrameModel):
     meter: T.StringType = Field(str_matches=r"m\d+", str_startswith="m", description="A pattern.")
     state: T.StringType = Field(isin=["it's on", "off"], description="One of some words.")
 
-    class Config:
-        """By day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "day"}
-
 
 def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
-    table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
+    table, url = (
+        Table(name="ruled", model=Ruled, partition="day", key=[]),
+        str(pipeline.warehouse / "ruled"),
+    )
     table_schema.create_table(lambda: spark, url, table, {})
     properties = DeltaTable(url).metadata().configuration
 
@@ -229,19 +225,18 @@ class Oddly(pa.DataFrameModel):
     copies: T.LongType = Field(nullable=True)
     count: T.StringType
 
-    class Config:
-        """By day."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "day",
-            "key": ["the-key", "rows", "copies", "count"],
-            "totals": ["2d"],
-        }
-
 
 def test_a_table_is_made_in_two_commits_with_all_of_its_rules(pipeline, spark):
-    table, url = Table(name="oddly", model=Oddly), str(pipeline.warehouse / "oddly")
+    table, url = (
+        Table(
+            name="oddly",
+            model=Oddly,
+            partition="day",
+            key=["the-key", "rows", "copies", "count"],
+            totals=["2d"],
+        ),
+        str(pipeline.warehouse / "oddly"),
+    )
 
     def make_rows(*rows: tuple, days: Sequence[int] = (1, 1, 1, 1)):
         more = (1, None, "c")

@@ -412,8 +412,8 @@ def test_rows_from_before_are_converted_only_if_the_columns_are_others():
 @pytest.mark.parametrize(
     ("version", "column", "said"),
     [
-        (0, Field(description=""), '"schema_version" is 0'),
-        (True, Field(description=""), '"schema_version" is True'),
+        (0, Field(description=""), "schema_version is 0: give a whole number of 1 or more"),
+        (True, Field(description=""), "schema_version is True: give a"),
         (2, Field(description="", metadata={"renamed_from": "orders"}), "the model still has"),
         (2, Field(description="", metadata={"renamed_from": "customer"}), "not the name"),
     ],

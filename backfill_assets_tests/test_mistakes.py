@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.settings import SettingsError
-from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError, DeclarationWarning
 from backfill_assets.tables.graph import load_tables
 
 #: A module without a mistake; each case replaces a part of it.
 MODULE = """
 from datetime import date
-from typing import Annotated, ClassVar
+from typing import Annotated
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
@@ -44,22 +44,23 @@ class DailyEnergy(pa.DataFrameModel):
     meter_id: T.StringType = Field(description="The meter.")
     kwh: T.DecimalType(22, 3) = Field(ge=0, description="Energy.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["meter_id"], "totals": ["kwh"]}
-
-@table(DailyEnergy, checks=[conserves("readings", "kwh", "kwh")])
+@table(
+    DailyEnergy,
+    partition="run_date", key=["meter_id"], totals=["kwh"],
+    checks=[conserves("readings", "kwh", "kwh")],
+)
 def daily_energy(readings: Annotated[DataFrame, Reads(READINGS.staged)]) -> DataFrame:
     ...
 
 TABLES = [READINGS, daily_energy]
 """
-KWH, KEY = 'kwh: T.DecimalType(12, 3) = Field(ge=0, description="Energy.")', '"key": ["meter_id"]'
+KWH, KEY = 'kwh: T.DecimalType(12, 3) = Field(ge=0, description="Energy.")', 'key=["meter_id"]'
 TABLE_METER = 'meter_id: T.StringType = Field(description="The meter.")\n    kwh'
-CONFIG = "    class Config:\n        strict = True\n        metadata: ClassVar = {"
-TOTALS, READS = '"totals": ["kwh"]', "Reads(READINGS.staged)"
+TABLE_KWH = '    kwh: T.DecimalType(22, 3) = Field(ge=0, description="Energy.")\n'
+PARTITION, TOTALS, READS = 'partition="run_date"', 'totals=["kwh"]', "Reads(READINGS.staged)"
 BODY = "    ...\n\nTABLES"
-DECLARED = 'DailyEnergy, checks=[conserves("readings", "kwh", "kwh")]'
+CHECKS = 'checks=[conserves("readings", "kwh", "kwh")]'
+DECLARED = f"@table(\n    DailyEnergy,\n    {PARTITION}, {KEY}, {TOTALS},\n    {CHECKS},\n)"
 STATE = 'state: T.StringType = nullable(0.1, 0.5, "State.")'
 
 
@@ -132,8 +133,8 @@ MISTAKES = {
     "own name": ("state:", "log_date:", "a field cannot be named log_date"),
     "two spellings": ("state:", "KWH:", "is there twice, as Spark does not tell upper from lower"),
     "times without a zone": (
-        CONFIG,
-        f"    at: T.ArrayType(T.TimestampNTZType())\n\n{CONFIG}",
+        TABLE_KWH,
+        f"{TABLE_KWH}    at: T.ArrayType(T.TimestampNTZType())\n",
         "at is array<timestamp_ntz>, and no table has values of timestamp_ntz: take one of str",
     ),
     "no type": (KWH, 'kwh: "Field" = Field()', "readings: Reading is no model|no type of Spark"),
@@ -189,11 +190,6 @@ MISTAKES = {
     ),
     "unique": (KWH, kwh("unique=True"), r"`kwh: .*`: unique Field argument not yet implemented"),
     "no syntax": (KWH, "kwh: T.DecimalType(12, 3) = Field(", "was never closed"),
-    "metadata as list": (
-        '{"partition": "run_date", "key": ["meter_id"], "totals": ["kwh"]}',
-        '["run_date"]',
-        "Config of DailyEnergy has metadata that is no dict",
-    ),
     "coerce": (KWH, kwh("coerce=True"), "kwh has coerce=True: .* Leave that out"),
     "required": (KWH, kwh("required=False"), "kwh has required=False"),
     "regex": (KWH, kwh("regex=True"), "kwh has regex=True"),
@@ -224,143 +220,164 @@ MISTAKES = {
         "kwh is added with the default 'none', which is no decimal",
     ),
     "checks of a frame": (
-        "    class Config:\n        strict",
-        "    @pa.dataframe_check\n    def positive(cls, frame): return True\n\n"
-        "    class Config:\n        strict",
+        TABLE_KWH,
+        f"{TABLE_KWH}\n    @pa.dataframe_check\n    def positive(cls, frame): return True\n",
         "daily_energy: the model has the check positive of a frame",
     ),
     "a check of one's own": (
-        "    class Config:\n        strict",
-        '    @pa.check("kwh")\n    def positive(cls, column): return True\n\n'
-        "    class Config:\n        strict",
+        TABLE_KWH,
+        f'{TABLE_KWH}\n    @pa.check("kwh")\n    def positive(cls, column): return True\n',
         "kwh has the check positive, and a column has gt, ge",
     ),
-    # The metadata of a model.
-    "keys": (
-        KEY,
-        '"keys": ["meter_id"]',
-        "has \"keys\"; did you mean 'key'\\? There are partition",
-    ),
-    "total": (TOTALS, '"total": ["kwh"]', "has \"total\"; did you mean 'totals'"),
-    "key is a text": (KEY, '"key": "meter_id"', "\"key\": 'meter_id'; give a list of columns"),
-    "key is no column": (
-        KEY,
-        '"key": ["meter"]',
-        "\"key\" has 'meter', .*; did you mean 'meter_id'",
-    ),
+    # The options of a table.
+    "keys": (KEY, 'keys=["meter_id"]', "@table has no argument 'keys'; did you mean 'key'\\?"),
+    "total": (TOTALS, 'total=["kwh"]', "has no argument 'total'; did you mean 'totals'\\?"),
+    "key is a text": (KEY, 'key="meter_id"', "key is 'meter_id': give a list of columns, as"),
+    "key is no column": (KEY, 'key=["meter"]', "key has 'meter', .*; did you mean 'meter_id'"),
     "a key of doubles": (
         TABLE_METER,
         TABLE_METER.replace("T.StringType", "T.ArrayType(T.DoubleType())"),
         "meter_id is array<double>, and part of the key: .* Take a DECIMAL",
     ),
     "a merge of maps": (
-        CONFIG,
-        f'    limits: T.MapType(T.StringType(), T.LongType())\n\n{CONFIG}"merge": True, ',
-        '"merge" of rows with the map limits: .* Leave "merge" out',
+        f"{TABLE_KWH}\n@table(",
+        f"{TABLE_KWH}    limits: T.MapType(T.StringType(), T.LongType())\n\n"
+        "@table(merge=True, model=",
+        "merge of rows with the map limits: .* Leave merge out",
     ),
-    "key twice": (KEY, '"key": ["meter_id", "meter_id"]', "\"key\" has 'meter_id' more than once"),
-    "two keys": ("strict = True", 'strict = True; unique = ["run_date"]', "leave one of them out"),
-    "total is no column": (TOTALS, '"totals": ["kw"]', "kw is one of the totals and no column"),
+    "merge as text": (TOTALS, 'merge="no"', "merge is 'no': give True or False"),
+    "key twice": (KEY, 'key=["meter_id", "meter_id"]', "key has 'meter_id' more than once"),
+    "two keys": (
+        TABLE_KWH,
+        f'{TABLE_KWH}\n    class Config:\n        unique = ["run_date"]\n',
+        "leave one of them out",
+    ),
+    "total is no column": (TOTALS, 'totals=["kw"]', "kw is one of the totals and no column"),
     "total is text": (
         TOTALS,
-        '"totals": ["meter_id"]',
+        'totals=["meter_id"]',
         "meter_id is one of the totals and has the",
     ),
-    "counts": (
-        TOTALS,
-        '"counts": {"open": 3}',
-        "\"counts\" has 'open': 3; give a condition in SQL",
-    ),
+    "counts": (TOTALS, 'counts={"open": 3}', "counts of 'open' is 3: give a condition in SQL"),
     "rules": (
         TOTALS,
-        '"rules": {"paid": "kwh > 0"}',
-        "\"rules\" has 'paid': .*give a condition in SQL",
+        'rules={"paid": "kwh > 0"}',
+        "rules of 'paid' is 'kwh > 0': give a condition in SQL and a description, as in",
     ),
-    "rules as list": (TOTALS, '"rules": ["kwh > 0"]', '"rules": .*; give conditions by name'),
-    "skew": (
-        TOTALS,
-        '"totals": ["kwh"], "skew": {"meter": 0.2}',
-        "skew of meter, which is no column",
-    ),
+    "rules as list": (TOTALS, 'rules=["kwh > 0"]', "rules is .*: give .* by name, as {'paid'"),
+    "skew": (TOTALS, f'{TOTALS}, skew={{"meter": 0.2}}', "skew of meter, which is no column"),
     "skew as text": (
         TOTALS,
-        '"skew": {"meter_id": "0.2"}',
-        "\"skew\" has 'meter_id': '0.2'; give a",
+        'skew={"meter_id": "0.2"}',
+        "skew of 'meter_id' is '0.2': give a share between 0 and 1",
     ),
-    "drift": (TOTALS, '"drift": ["kwh"]', '"drift": .*; give bounds by column'),
-    "no partition": ('"partition": "run_date"', '"partition": ["run_date"]', "not one column"),
-    "partition is text": (
-        '"partition": "run_date"',
-        '"partition": "meter_id"',
-        "is a string, not a d",
+    "drift": (TOTALS, 'drift=["kwh"]', "drift is .*: give a number by name, as"),
+    "schema version": (TOTALS, "schema_version=True", "schema_version is True: give a whole"),
+    "no partition": (f"{PARTITION}, ", "", "missing 1 required keyword-only argument: 'partition'"),
+    "two partitions": (
+        PARTITION,
+        'partition=["run_date"]',
+        r"partition is \['run_date'\]: give the name of one column. A run publishes whole days",
     ),
-    "Config": ("metadata: ClassVar", "metadatum: ClassVar", "'metadatum'; did you mean 'metadata'"),
+    "partition is text": (PARTITION, 'partition="meter_id"', "is a string, not a d"),
+    "partition is no column": (
+        PARTITION,
+        'partition="rundate"',
+        "partition is 'rundate', which is no column; did you mean 'run_date'",
+    ),
+    "Config": (
+        TABLE_KWH,
+        f"{TABLE_KWH}\n    class Config:\n        metadatum = {{}}\n",
+        "'metadatum'; did you mean 'metadata'",
+    ),
+    # Options in the model, where they are no longer read.
+    "metadata": (
+        f"{TABLE_KWH}\n@table(\n    DailyEnergy,\n    {PARTITION}, {KEY}, {TOTALS},\n",
+        f"{TABLE_KWH}\n    class Config:\n        strict = True\n"
+        '        metadata = {"partition": "run_date", "key": ["meter_id"], "of_mine": 1}\n\n'
+        "@table(\n    DailyEnergy,\n",
+        r"Config.metadata of DailyEnergy has 'partition', 'key', .*: write "
+        r"@table\(DailyEnergy, partition='run_date', key=\['meter_id'\]\), and take",
+    ),
+    "metadata of a version": (
+        BODY,
+        "    ...\n\nclass Wider(DailyEnergy):\n    class Config:\n"
+        '        metadata = {"rules": no_leaks("a", carries=[], began="b", known="c")}\n\n'
+        "@version_of(daily_energy, 2, model=Wider)\n"
+        "def second(readings: Annotated[DataFrame, Reads(READINGS.staged)]): ...\n\nTABLES",
+        r"write @version_of\(\.\.\., model=Wider, rules={'b_by_a': \('b IS NULL OR b <= a', ",
+    ),
     "metadata of lines": (
         f"    {STATE}\n",
-        f'    {STATE}\n    class Config:\n        metadata: ClassVar = {{"key": ["meter_id"]}}\n',
-        'source readings: the metadata of its lines has "key"',
+        f'    {STATE}\n    class Config:\n        metadata = {{"skew": {{"meter_id": 0.2}}}}\n',
+        r"write Source\('readings', Reading, skew={'meter_id': 0.2}\), and take it out",
+    ),
+    "skew of lines": (
+        '    amount="kwh",\n',
+        '    amount="kwh",\n    skew={"meter": 0.2},\n',
+        "stg_readings: skew of meter, which is no column of it that can be a key",
     ),
     # Tables.
     "no parentheses": (
-        f"@table({DECLARED})",
+        DECLARED,
         "@table",
         "@table: model is the function daily_energy",
     ),
     "no table model": (
-        DECLARED,
-        '"DailyEnergy"',
+        "    DailyEnergy",
+        '    "DailyEnergy"',
         "@table: model is 'DailyEnergy': give a class of",
     ),
     "a lambda": (
-        DECLARED,
-        "DailyEnergy, checks=[lambda rows: rows]",
+        CHECKS,
+        "checks=[lambda rows: rows]",
         "checks is .*: give a list of",
     ),
     "one check": (
-        DECLARED,
-        'DailyEnergy, checks=conserves("readings", "kwh", "kwh")',
+        CHECKS,
+        'checks=conserves("readings", "kwh", "kwh")',
         "checks is .*: ",
     ),
-    "group": (DECLARED, 'DailyEnergy, group="my group"', "group is 'my group': give letters"),
-    "frozen": (DECLARED, 'DailyEnergy, frozen="yes"', "frozen is 'yes': give True or False"),
+    "group": (CHECKS, 'group="my group"', "group is 'my group': give letters"),
+    "frozen": (CHECKS, 'frozen="yes"', "frozen is 'yes': give True or False"),
     "retired": (
-        DECLARED,
-        'DailyEnergy, retired="2025-01-01"',
+        CHECKS,
+        'retired="2025-01-01"',
         "retired is '2025-01-01': give a date",
     ),
     "depends_on": (
-        DECLARED,
-        'DailyEnergy, depends_on="rules"',
+        CHECKS,
+        'depends_on="rules"',
         "depends_on is 'rules': give a list",
     ),
     "lineage": (
-        DECLARED,
-        'DailyEnergy, lineage={"kwh": "kwh"}',
+        CHECKS,
+        'lineage={"kwh": "kwh"}',
         "lineage is .*: give pairs of table",
     ),
     "conserves": (
-        DECLARED,
-        'DailyEnergy, checks=[conserves("reading", "kwh", "kwh")]',
+        CHECKS,
+        'checks=[conserves("reading", "kwh", "kwh")]',
         "no parameter re",
     ),
     "conserves a column": (
-        DECLARED,
-        'DailyEnergy, checks=[conserves("readings", "kw", "kwh")]',
+        CHECKS,
+        'checks=[conserves("readings", "kw", "kwh")]',
         "did you mean 'kwh'",
     ),
     "conserves a text": (
-        DECLARED,
-        'DailyEnergy, checks=[conserves("readings", "state", "kwh")]',
+        CHECKS,
+        'checks=[conserves("readings", "state", "kwh")]',
         r"stg_readings\.state is conserved and has the type string, whose sum",
     ),
     "conserves no name": (
-        DECLARED,
-        'DailyEnergy, checks=[conserves("readings", "kwh", 1)]',
+        CHECKS,
+        'checks=[conserves("readings", "kwh", 1)]',
         "total is 1",
     ),
     "forbids": (
-        DECLARED,
-        'DailyEnergy, checks=[forbids("x", "kwh > 0", "No.")]',
+        CHECKS,
+        'checks=[forbids("x", "kwh > 0", "No.")]',
         "find is 'kwh > 0': g",
     ),
     "reads a source": (
@@ -395,7 +412,7 @@ MISTAKES = {
         "annotate readings as Anno",
     ),
     "a version": (
-        f"@table({DECLARED})",
+        DECLARED,
         "@version_of(READINGS, 2)",
         "@version_of: other is the Source readings",
     ),
@@ -561,20 +578,21 @@ MISTAKES = {
         r"`rand\(\)` in .*, line 37, ",
     ),
     "a check": (
-        f"@table({DECLARED})",
+        DECLARED,
         "def late(rows): return rows.where('run_date > current_date()')\n"
-        "@table(DailyEnergy, checks=[forbids('late', late, 'None is of tomorrow.')])",
-        r"daily_energy: `current_date\(\)` in .*, line 35, ",
+        "@table(DailyEnergy, partition='run_date', key=['meter_id'], "
+        "checks=[forbids('late', late, 'None is of tomorrow.')])",
+        r"daily_energy: `current_date\(\)` in .*, line 31, ",
     ),
     "requests to a lookup": (
-        f"@table({DECLARED})\ndef daily_energy(",
+        f"{DECLARED}\ndef daily_energy(",
         "class Rate(pa.DataFrameModel):\n    state: T.StringType\n    rate: T.DoubleType\n"
         "RATES = Lookup('rates', Rate, request=['state'], path='/{state}', url='RATES_URL', "
         "quota=[Quota(9, 'second')])\n"
         "def needed(readings): return readings.where('rand() < 0.5').select('for_day', 'state')\n"
-        f"@table({DECLARED})\n"
+        f"{DECLARED}\n"
         "def daily_energy(rates: Annotated[DataFrame, Answers(RATES, of=needed)], ",
-        r"daily_energy: `rand\(\)` in .*, line 39, ",
+        r"daily_energy: `rand\(\)` in .*, line 35, ",
     ),
     # SQL that is no literal of the call.
     **{
@@ -674,9 +692,10 @@ def imported(tmp_path: Path, monkeypatch):
         ('["meter_id", "read_at"]', '{"meter_id": 1, "read_at": 2}.keys()'),
         ("    kwh: ", "    n: T.LongType = Field(ge=0.0)\n    kwh: "),
         (STATE, 'state: T.StringType = Field(nullable=True, metadata={"map": 1, "jsonpath": "$"})'),
-        (DECLARED, 'DailyEnergy, group="7d/energy"'),
+        (CHECKS, 'group="7d/energy"'),
         ("@table", "daily = Unpartitioned('shop.meters-of-now', 's3a://bucket/x')\n@table"),
-        ("strict = True", "coerce = False"),
+        (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        coerce = False\n"),
+        (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        metadata = {{'owner': 'energy'}}\n"),
         (STATE, r'state: T.StringType = Field(str_matches=r"[]\[a{]\{a{1,2}b{3}\N{DIGIT ONE}")'),
         (
             BODY,
@@ -730,6 +749,18 @@ def test_a_mistake_is_refused_in_a_sentence(imported, right, wrong, said):
     assert "\n" not in text
     if isinstance(refused.value.__cause__, DeclarationError | ValueError):
         assert re.search(r"\(.*mistakes_.*\.py, line \d+\)$", text), "it names the file"
+
+
+def test_a_table_without_a_key_has_a_warning_that_says_what_is_not_checked(imported):
+    with pytest.warns(DeclarationWarning, match="daily_energy has no key: no check finds") as found:
+        imported(MODULE.replace(f" {KEY},", ""))
+    (warning,) = found
+    assert re.search(r"mistakes_.*\.py", warning.filename)
+    assert MODULE.splitlines()[warning.lineno - 1] == "@table("
+    # `filterwarnings` of the tests makes an error of it.
+    imported(MODULE.replace(KEY, "key=[]"))
+    unique = f'{TABLE_KWH}\n    class Config:\n        unique = "meter_id"\n'
+    imported(MODULE.replace(f" {KEY},", "").replace(TABLE_KWH, unique))
 
 
 def test_a_function_is_read_through_the_modules_of_its_project(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -551,10 +551,6 @@ def test_the_assets_are_named_after_the_source():
 class Visitors(pa.DataFrameModel):
     """Orders and visits of a day."""
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "totals": ["orders", "visits"]}
-
     run_date: T.DateType = Field(description="The day.")
     orders: T.LongType = Field(description="Orders.")
     visits: T.LongType = Field(description="Visits.")
@@ -563,7 +559,7 @@ class Visitors(pa.DataFrameModel):
 LATE_STARTER = replace(VISITS, start=day(5), window_days=20, late_lines="drop")
 
 
-@table(Visitors)
+@table(Visitors, partition="run_date", key=[], totals=["orders", "visits"])
 def visitors(
     orders: Annotated[DataFrame, Reads(STAGED)],
     visits: Annotated[DataFrame, Reads(LATE_STARTER.staged)],

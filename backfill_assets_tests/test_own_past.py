@@ -57,25 +57,25 @@ from backfill_assets_tests.helpers.invented_logs import (
     snapshot_ledgers,
 )
 from backfill_assets_tests.helpers.paths import PROJECT
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def yesterday(orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def late_balance(
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
     late: Annotated[DataFrame, Reads(LATE)],
@@ -146,7 +146,7 @@ def twice(
 )
 def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said):
     with pytest.raises(DeclarationError, match=said):
-        table(DailyOrders)(function)
+        table(DailyOrders, **FACT_OPTIONS)(function)
 
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
@@ -264,7 +264,7 @@ VISITS = Source(
 )
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def of_both(
     orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)],
     visits: Annotated[DataFrame, Reads(VISITS.staged)],

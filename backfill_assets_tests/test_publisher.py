@@ -54,12 +54,12 @@ from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, SchemaError
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, record
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 from backfill_assets_tests.helpers.publish_rows import make_plan
 from backfill_assets_tests.helpers.written_logs import commit_with_record
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

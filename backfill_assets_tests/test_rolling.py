@@ -6,7 +6,7 @@ import inspect
 from datetime import date
 from decimal import Decimal
 from random import Random
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -38,7 +38,7 @@ from backfill_assets.orders.tables import DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.paths import PROJECT
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order
 
 ROWS = "run_date DATE, k STRING, n LONG, amount DECIMAL(18,2), at TIMESTAMP, kept LONG"
 
@@ -108,14 +108,6 @@ class Spend(pa.DataFrameModel):
     orders: T.LongType = Field(ge=1, description="Orders.")
     spend: T.DecimalType(28, 2) = Field(description="Their amounts.")  # type: ignore[valid-type]
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["orders", "spend"],
-        }
-
 
 CHECKS = [conserves("orders", None, "orders"), conserves("orders", "amount", "spend")]
 
@@ -129,7 +121,7 @@ def select_spend(rows: DataFrame) -> DataFrame:
     )
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(5))]) -> DataFrame:
     return select_spend(
         orders.groupBy("for_day", "customer_id").agg(
@@ -138,7 +130,7 @@ def spend_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(5))]) -
     )
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_by_partials(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
@@ -146,7 +138,7 @@ def spend_by_partials(
     return spend.withColumnRenamed("for_day", "run_date")
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_known_then(
     orders: Annotated[DataFrame, Reads(RAW, last_days(5), as_known=True, each_row_once=True)],
 ) -> DataFrame:
@@ -154,7 +146,7 @@ def spend_known_then(
     return select_spend(combine_days(orders, ["customer_id"], **totals))
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_known_then_by_copies(
     orders: Annotated[DataFrame, Reads(RAW, last_days(5), as_known=True)],
 ) -> DataFrame:
@@ -165,7 +157,7 @@ def spend_known_then_by_copies(
     )
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def daily_with_window(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
@@ -183,7 +175,7 @@ def daily_with_window(
     )
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def without_day(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
@@ -280,7 +272,7 @@ def test_each_row_once_is_for_several_days(function):
     with pytest.raises(
         DeclarationError, match=r"each row once in any case|days that are being made"
     ):
-        table(DailyOrders)(function)
+        table(DailyOrders, **FACT_OPTIONS)(function)
 
 
 def test_a_range_counts_only_days_to_compute(spark):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -33,14 +33,6 @@ class Span(pa.DataFrameModel):
     most: T.DecimalType(18, 2) = Field(ge=-1000, description="The greatest amount.")
     most_orders: T.LongType = nullable(1.0, 1.0, "Orders of both amounts, if any.")
 
-    class Config:
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "rules": {"In_Order": ("most >= least", "The greatest is not below the least.")},
-        }
-
 
 def same_least(rows: DataFrame) -> DataFrame:
     """Rows of customers with the same least amount."""
@@ -58,7 +50,13 @@ CHECKS = [
 ]
 
 
-@table(Span, checks=CHECKS)
+@table(
+    Span,
+    partition="run_date",
+    key=["customer_id"],
+    rules={"In_Order": ("most >= least", "The greatest is not below the least.")},
+    checks=CHECKS,
+)
 def spans(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     # A customer whose name says so gets what breaks the rule.
     turned = F.col("customer_id").startswith("turned")
@@ -165,7 +163,16 @@ def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
 
 
 def table_of(checks):
-    return lambda build: (table(Span, checks=checks)(spans.transform), build())
+    return lambda build: (
+        table(
+            Span,
+            partition="run_date",
+            key=["customer_id"],
+            rules={"In_Order": ("most >= least", "The greatest is not below the least.")},
+            checks=checks,
+        )(spans.transform),
+        build(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,29 +186,25 @@ def table_of(checks):
     ],
 )
 def test_names_that_are_taken_are_refused(rules, names, said):
-    class Ruled(Span):
-        class Config(Span.Config):
-            metadata: ClassVar = {**Span.Config.metadata, "rules": rules}
-
     checks = [forbids(name, beyond, "d") for name in names]
     with pytest.raises(DeclarationError, match=f"spans: {said}"):
-        table(Ruled, checks=checks)(spans.transform)
+        table(Span, partition="run_date", key=["customer_id"], rules=rules, checks=checks)(
+            spans.transform
+        )
 
 
 def test_conditions_that_are_none_are_refused_by_name_before_anything_is_computed(spark):
-    class Wrong(Span):
-        class Config(Span.Config):
-            metadata: ClassVar = {
-                **Span.Config.metadata,
-                "rules": {
-                    "typo": ("mots >= least", "d"),
-                    "fine": ("most >= least", "d"),
-                    "number": ("most - least", "d"),
-                },
-                "counts": {"half": "least >", "all": "true"},
-            }
-
-    wrong_table = table(Wrong)(spans.transform)
+    wrong_table = table(
+        Span,
+        partition="run_date",
+        key=["customer_id"],
+        rules={
+            "typo": ("mots >= least", "d"),
+            "fine": ("most >= least", "d"),
+            "number": ("most - least", "d"),
+        },
+        counts={"half": "least >", "all": "true"},
+    )(spans.transform)
 
     def fail_if_computed(_):
         raise AssertionError

@@ -110,10 +110,8 @@ class Readings(pa.DataFrameModel):
     ],
 )
 def test_a_total_is_a_decimal_or_a_whole_number(total, text):
-    metadata = {"partition": "day", "totals": [total]}
-    config = type("Config", (), {"metadata": metadata})
     with pytest.raises(DeclarationError, match=f"{total} is one of the totals and .*{text}"):
-        Table("readings", type("Model", (Readings,), {"Config": config}))
+        Table("readings", Readings, partition="day", totals=[total])
 
 
 def test_a_check_on_the_key_where_there_is_one():

@@ -50,7 +50,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     record,
     snapshot_ledgers,
 )
-from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 LATER = day(40)
@@ -197,11 +197,11 @@ SLOW = Source(
 )
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def visits_by_week(visits: Annotated[DataFrame, Reads(SLOW.staged, WEEK)]) -> DataFrame: ...
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def orders_and_visits(
     visits: Annotated[DataFrame, Reads(SLOW.staged)], orders: Annotated[DataFrame, Reads(STAGED)]
 ) -> DataFrame: ...
@@ -287,7 +287,7 @@ def test_a_day_that_an_earlier_release_took_back_is_built_once_its_input_is_newe
 # --- a table that carries state -------------------------------------------------------------------
 
 
-@table(DailyOrders)
+@table(DailyOrders, **FACT_OPTIONS)
 def running_total(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -1,6 +1,6 @@
 """As `training_tables`, from before the features had a score."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -21,13 +21,17 @@ class Features(pa.DataFrameModel):
     revenue_30d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")
     features_through: T.DateType = Field(description="Log day of the newest line.")
 
-    class Config(now.Features.Config):
-        """As it is."""
 
-        metadata: ClassVar = now.Features.Config.metadata
-
-
-@table(Features, checks=[conserves("orders", None, "orders_30d")])
+@table(
+    Features,
+    partition="event_date",
+    key=["user_id"],
+    totals=["orders_30d", "revenue_30d"],
+    rules=now.features.rules,
+    drift=now.features.drift,
+    merge=True,
+    checks=[conserves("orders", None, "orders_30d")],
+)
 def features(
     orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True, each_row_once=True)],
 ) -> DataFrame:

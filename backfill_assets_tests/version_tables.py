@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -19,12 +19,6 @@ class Spent(pa.DataFrameModel):
     run_date: T.DateType = Field(description="The day.")
     customer_id: T.StringType = Field(description="The customer.")
     orders: T.LongType = Field(ge=0, description="Number of orders.")
-
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["orders"]}
 
 
 def spent(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:

@@ -52,14 +52,24 @@ def build_versions(
         moved: whether that reader reads the second version.
     """
     spent = table(
-        first.Spent, checks=[conserves("orders", None, "orders")], group="spent", retired=retired
+        first.Spent,
+        partition="run_date",
+        key=["customer_id"],
+        totals=["orders"],
+        checks=[conserves("orders", None, "orders")],
+        group="spent",
+        retired=retired,
     )(first.spent)
     second_spent = version_of(spent, 2, checks=[])(spent_v2)
-    logged = table(first.Spent, retired=retired)(first.logged)
-    most_1 = table(first.Spent, retired=reader)(
-        _reading_function(most, "most", second_spent if moved else spent)
+    logged = table(
+        first.Spent, partition="run_date", key=["customer_id"], totals=["orders"], retired=retired
+    )(first.logged)
+    most_1 = table(
+        first.Spent, partition="run_date", key=["customer_id"], totals=["orders"], retired=reader
+    )(_reading_function(most, "most", second_spent if moved else spent))
+    most_2 = table(first.Spent, partition="run_date", key=["customer_id"], totals=["orders"])(
+        _reading_function(most, "most_v2", second_spent)
     )
-    most_2 = table(first.Spent)(_reading_function(most, "most_v2", second_spent))
     return [*ORDERS, spent, second_spent, logged, version_of(logged, 2)(logged_v2), most_1, most_2]
 
 

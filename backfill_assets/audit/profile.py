@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.session import first_error_line
-from backfill_assets.tables import model_metadata
+from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 
@@ -43,7 +43,7 @@ def check_conditions(
         return
     raise DeclarationError(
         f"{table}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, "
-        "and the table is as it was. Mend the condition in the model's Config.metadata, or, where "
+        "and the table is as it was. Mend the condition in the table's declaration, or, where "
         "the table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
         "CONSTRAINT)."
     )
@@ -119,14 +119,14 @@ def count_values(
         F.max("count").alias("most"), F.collect_list(bins).alias("bins")
     )
     histograms: dict[date, dict[str, Mapping[str, int]]] = {}
-    most_rows = {day: dict.fromkeys(map(model_metadata.most_rows_figure, skew), 0) for day in days}
+    most_rows = {day: dict.fromkeys(map(table_options.most_rows_figure, skew), 0) for day in days}
     for row in by_column.collect():
         if row["use"] == _DRIFT:
             # Sorted, so that the same rows give the same record.
             columns = histograms.setdefault(row["_day"], {})
             columns[row["name"]] = dict(sorted((value, count) for value, count in row["bins"]))
         elif row["_day"] in most_rows:
-            most_rows[row["_day"]][model_metadata.most_rows_figure(row["name"])] = row["most"]
+            most_rows[row["_day"]][table_options.most_rows_figure(row["name"])] = row["most"]
     ordered = {day: {name: columns[name] for name in drift} for day, columns in histograms.items()}
     return ValueCounts(ordered, most_rows if skew else {})
 
@@ -306,8 +306,8 @@ def audit_frame(
         expectation = expected.get(day, verdicts.Expectation())
         expected[day] = replace(
             expectation,
-            notices={**expectation.notices, model_metadata.DRIFT: notice},
-            figures={**expectation.figures, model_metadata.DRIFT: indexes},
+            notices={**expectation.notices, table_options.DRIFT: notice},
+            figures={**expectation.figures, table_options.DRIFT: indexes},
         )
     return FrameAudit(
         verdicts.judge_days(table, days, measured_days, expected, history.metrics),

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.tables.model_metadata import most_rows_figure
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.table_options import most_rows_figure
 
 
 class Skew(BaseModel, frozen=True):

@@ -56,7 +56,7 @@ def _text_columns(table: Table) -> dict[str, Column]:
 def _text_column(value: Column, kind: T.DataType, *, nested: bool = False) -> Column:
     """A value in its canonical text form; `nested` if it is a part of another value.
 
-    Each type that a model may have has one, see `model_metadata`.
+    Each type that a model may have has one, see `table_options`.
     """
     match kind:
         case T.StringType():

@@ -4,7 +4,7 @@ What is made of the lines stands elsewhere: code that changes there leaves the r
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -56,20 +56,13 @@ class DailyOrders(pa.DataFrameModel):
     orders: T.LongType = Field(ge=1, description="Number of orders.")
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts, exact.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["orders", "revenue"],
-            "merge": True,
-        }
-
 
 @table(
     DailyOrders,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders", "revenue"],
+    merge=True,
     checks=[
         conserves("stg_orders", None, "orders"),
         conserves("stg_orders", "amount", "revenue"),

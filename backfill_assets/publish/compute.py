@@ -28,8 +28,8 @@ from backfill_assets.publish.types import ComputePlan
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.arguments import declaration_location
-from backfill_assets.tables.model_metadata import contains_floats
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.table_options import contains_floats
 
 #: The traceback of a Python worker, and its last lines.
 _WORKER_TRACEBACK = re.compile(

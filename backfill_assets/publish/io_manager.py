@@ -1,7 +1,7 @@
 """The IO managers: they load inputs, publish what assets return, and log events to Dagster.
 
-`DataFrameIOManager` also takes ordinary assets that have a pandera model in their metadata; the
-model is checked when the definitions load. The inputs of such an asset are not recorded, so its
+`DataFrameIOManager` also takes ordinary assets whose metadata is that of `publishes`; it is checked
+when the definitions load. The inputs of such an asset are not recorded, so its
 days are computed each time; a day with unchanged rows is not written again.
 """
 
@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
 import dagster as dg
+import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
@@ -37,8 +39,15 @@ from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session,
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
-from backfill_assets.tables.table import Dependency, Table, wrong_names
+from backfill_assets.tables.table import Dependency, Table
+from backfill_assets.tables.table_options import (
+    OPTION_NAMES,
+    WHOLE_DAYS,
+    declared_key,
+    is_model,
+    refuse_metadata,
+    takes_options,
+)
 
 #: Ordinary assets are not in the graph of a deployment: each has its own inputs, on the same day.
 _NO_GRAPH = Graph({}, Policy(date.min, None, 0, 0, corrects=False, only_touched=False))
@@ -321,8 +330,44 @@ def _outcome_metadata(result: DayResult) -> dict[str, Any]:
     return {**metadata, "computed because": result.reason} if result.reason else metadata
 
 
-#: The metadata key of an asset's pandera model.
+#: The metadata key of an asset's pandera model and the options of its table.
 MODEL = "backfill_assets/model"
+
+
+@takes_options("publishes")
+def publishes(
+    model: type[pa.DataFrameModel],
+    *,
+    partition: str,
+    key: Sequence[str] | None = None,
+    totals: Sequence[str] = (),
+    rules: Mapping[str, tuple[str, str]] = {},
+    notices: Mapping[str, str] = {},
+    counts: Mapping[str, str] = {},
+    drift: Mapping[str, float] = {},
+    skew: Mapping[str, float] = {},
+    merge: bool = False,
+    schema_version: int = 1,
+) -> Mapping[str, Any]:
+    """Return the metadata of an ordinary asset whose DataFrame `delta_io_manager` publishes.
+
+    For an asset with daily partitions::
+
+        @dg.asset(
+            partitions_def=DAYS,
+            io_manager_key="io_manager",
+            metadata=publishes(Visits, partition="day", key=["page"]),
+        )
+        def page_visits() -> DataFrame: ...
+
+    The arguments are those of `table`.
+
+    Raises:
+        DeclarationError: the model has options of a table in its `Config.metadata`. Values that do
+            not fit are found when the definitions load.
+    """
+    options = locals() | {"key": declared_key(f"publishes({model.__name__})", model, key)}
+    return {MODEL: partial(Table, **options)}
 
 
 #: The format of Dagster's partition keys of days.
@@ -346,16 +391,18 @@ def tables_of_assets(assets: Iterable[Asset]) -> dict[str, Table]:
 
 
 def _build_asset_table(spec: dg.AssetSpec) -> Table:
-    """Build the table of an ordinary asset from the pandera model in its metadata.
+    """Build the table of an ordinary asset from what `publishes` put into its metadata.
 
     Raises:
         DeclarationError: the asset cannot be published.
     """
-    name, partitions, model = spec.key.path[-1], spec.partitions_def, spec.metadata.get(MODEL)
-    if model is None:
+    name, partitions, build_table = spec.key.path[-1], spec.partitions_def, spec.metadata.get(MODEL)
+    if is_model(build_table):
+        refuse_metadata(build_table, f"metadata=publishes({build_table.__name__}", OPTION_NAMES)
+    if not isinstance(build_table, partial):
         raise DeclarationError(
-            f"{name}: the asset has no pandera model in its metadata under {MODEL!r}, so its rows "
-            "cannot be audited. Add metadata={" + repr(MODEL) + ": Model} to the asset"
+            f"{name}: the asset has no pandera model in its metadata, so its rows cannot be "
+            'audited. Add metadata=publishes(Model, partition="day", key=[...]) to the asset'
         )
     if not _is_daily(partitions):
         kind = type(partitions).__name__ if partitions else "no partitions"
@@ -363,9 +410,7 @@ def _build_asset_table(spec: dg.AssetSpec) -> Table:
             f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. {WHOLE_DAYS}. A "
             "table by week or month is declared by a function, with Reads(TABLE, WEEK) or MONTH"
         )
-    table = Table(name, model)
-    if wrong := [*wrong_drifts(table), *wrong_skews(table), *wrong_names(table)]:
-        raise DeclarationError(f"{name}: {'; '.join(wrong)}")
+    table: Table = build_table(name=name)
     return table
 
 

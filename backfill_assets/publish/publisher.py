@@ -144,7 +144,7 @@ class Publisher(dg.IOManager):
             window,
             self.run_metadata(table, run_id, tags),
             rewrite=window if tags.get(types.REWRITE_TAG, "").lower() == "true" else (),
-            merge=types.is_merge_run(tags) and table.merges and destination.merges,
+            merge=types.is_merge_run(tags) and table.merge and destination.merges,
             compares=destination.compares,
         )
 

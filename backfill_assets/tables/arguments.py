@@ -5,6 +5,7 @@ import linecache
 import os
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date
 from pathlib import Path
@@ -25,6 +26,16 @@ class DeclarationError(TypeError):
         super().__init__(
             f"{text}{declaration_location(traceback.walk_stack(inspect.currentframe()))}"
         )
+
+
+class DeclarationWarning(UserWarning):
+    """A table is declared so that it is built, but less is checked of it than is usual."""
+
+
+def warn_declaration(text: str) -> None:
+    """Warn of a declaration, at its file and line, if they are outside of this package."""
+    file, line = _declaring_line(traceback.walk_stack(inspect.currentframe()))
+    warnings.warn_explicit(text, DeclarationWarning, file or __name__, line)
 
 
 def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -39,11 +39,11 @@ from backfill_assets.tables.derived import (
     Reads,
 )
 from backfill_assets.tables.graph import tables_of
-from backfill_assets.tables.model_metadata import metadata_of
 from backfill_assets.tables.project_source import DeadEndError, Project, distributions
 from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.table_options import DRIFT
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned
 
 #: By kind of table, the version of the rows that this package computes. Raise a number if, and only
@@ -70,7 +70,8 @@ _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run fr
 
 #: By declaration, the fields that decide rows, or whether they are published; each is a part of the
 #: code version of the table.
-_TABLE = ("model", "forbidden", "depends_on")
+_OPTIONS = ("partition", "key", "totals", "rules", "notices", "merge", "schema_version")
+_TABLE = ("model", *_OPTIONS, "forbidden", "depends_on")
 DECIDING: Mapping[type, tuple[str, ...]] = {
     Source: (
         *("name", "lines", "key", "event_time", "version_time", "amount", "start"),
@@ -82,7 +83,7 @@ DECIDING: Mapping[type, tuple[str, ...]] = {
         *("conserved", "version"),
     ),
     Current: ("base", "source"),
-    Corrections: ("model",),
+    Corrections: ("model", *_OPTIONS),
     Table: _TABLE,
     Reads: ("table", "reach", "as_known", "each_row_once"),
     Published: ("table", "reach"),
@@ -93,14 +94,12 @@ DECIDING: Mapping[type, tuple[str, ...]] = {
     Lookup: ("name", "model", "request", "path", "url", "read", "none_at"),
 }
 #: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
-#: settings have a digest of their own; what follows from the model counts with it.
-_FROM_MODEL = (
-    *("partition", "key", "totals", "notices", "counts", "drift", "skew", "rules", "merges"),
-    "schema_version",
+#: settings have a digest of their own.
+_TABLE_OTHERS = (
+    *("name", "modules", "decided_by", "inputs", "frozen", "retired", "drift", "skew", "counts"),
 )
-_TABLE_OTHERS = ("name", "modules", "decided_by", "inputs", "frozen", "retired", *_FROM_MODEL)
 OTHERS: Mapping[type, tuple[str, ...]] = {
-    Source: ("hourly", "named", "declared_in"),
+    Source: ("hourly", "named", "skew", "declared_in"),
     SourceTable: (*_TABLE, *_TABLE_OTHERS, "role"),
     Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
     Current: (*_TABLE, *_TABLE_OTHERS),
@@ -117,9 +116,6 @@ OTHERS: Mapping[type, tuple[str, ...]] = {
         "patience",
     ),
 }
-#: The options in the metadata of a model that decide rows, and those that only count or warn.
-DECIDING_METADATA = ("partition", "key", "totals", "rules", "notices", "merge", "schema_version")
-OTHER_METADATA = ("drift", "skew", "counts")
 #: Fields of a source, and the settings: they decide only the tables that the setting decides.
 _LATE_DATA = {
     "window_days": "window_days",
@@ -307,6 +303,10 @@ def _declaration_fields(value: Table | Source) -> dict[str, Any]:
             continue
         if name == "model":
             fields |= _model_fields(part)
+        elif name == "rules":
+            fields[name] = {rule: part[rule].condition for rule in part}
+        elif name == "notices":
+            fields |= {name: others} if (others := [n for n in part if n != DRIFT]) else {}
         elif name == "lines":
             fields |= {f"lines {n}": v for n, v in _model_fields(part).items()}
         elif name in ("reads", "unpartitioned", "published", "answers"):
@@ -325,7 +325,11 @@ def _declaration_fields(value: Table | Source) -> dict[str, Any]:
 
 def _other_than_default(value: Any) -> dict[str, Any]:
     """The fields of a declaration with their values; one that a release adds changes no version."""
-    parts = {part.name: part.default for part in dataclasses.fields(value)}
+    missing = dataclasses.MISSING
+    parts = {
+        part.name: part.default if part.default_factory is missing else part.default_factory()
+        for part in dataclasses.fields(value)
+    }
     values = {name: getattr(value, name) for name in parts}
     return {name: part for name, part in values.items() if part != parts[name]}
 
@@ -336,17 +340,8 @@ def _input_name(value: object) -> object:
 
 
 def _model_fields(model: type[pa.DataFrameModel]) -> dict[str, Any]:
-    metadata = metadata_of(model)
-    fields = {name: metadata[name] for name in DECIDING_METADATA if metadata.get(name)}
-    if rules := metadata.get("rules"):
-        fields["rules"] = {name: rule[0] for name, rule in rules.items()}
-    if notices := metadata.get("notices"):
-        fields["notices"] = [*notices]
     columns = dict(model.to_schema().columns)
-    return {
-        **{f"column {name}": _column_fields(name, column) for name, column in columns.items()},
-        **fields,
-    }
+    return {f"column {name}": _column_fields(name, column) for name, column in columns.items()}
 
 
 def _column_fields(name: str, column: Any) -> list[Any]:

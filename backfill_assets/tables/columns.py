@@ -236,7 +236,7 @@ def _wrong_check(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
     if check.name not in _CONDITIONS:
         yield (
             f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as "
-            'one of "rules" in the metadata'
+            "one of the table's rules={...}"
         )
         return
     if getattr(check, "raise_warning", False):
@@ -344,8 +344,8 @@ def _sql_literal(value: Any) -> str:
 
 #: Integer types, the narrowest first.
 _WHOLE_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-#: Options in the metadata of a model, and of a column.
-_VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
+#: Options in the metadata of a column.
+_RENAMED, _GAP = "renamed_from", "gap"
 
 
 @dataclass(frozen=True)
@@ -407,17 +407,9 @@ def renamed_from(column: Any) -> str | None:
     return (column.metadata or {}).get(_RENAMED)
 
 
-def schema_version(metadata: Mapping[str, Any]) -> int:
-    """The schema version in a model's metadata; 1 if it has none."""
-    return metadata.get(_VERSION, 1)
-
-
-def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> list[str]:
-    """The errors in a model's schema version, renames and gaps, one sentence each."""
-    version = metadata.get(_VERSION, 1)
+def wrong_schema(columns: Mapping[str, Any]) -> list[str]:
+    """The errors in a model's renames and gaps, one sentence each."""
     problems = []
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        problems.append(f'"{_VERSION}" is {version!r}, not a whole number of 1 or more')
     for name, column in columns.items():
         default = gap.default if (gap := gap_of(column)) else None
         if isinstance(default, str) and not _parses_as(default, column.dtype.type):
@@ -535,7 +527,12 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
     row is not published; the finding has their number, and the keys of up to three of them. Each
     is an asset check of its own::
 
-        @table(Customers, checks=[forbids("overlap", overlaps, "No two versions overlap.")])
+        @table(
+            Customers,
+            partition="run_date",
+            key=["customer_id", "valid_from"],
+            checks=[forbids("overlap", overlaps, "No two versions overlap.")],
+        )
 
     Args:
         name: of the check.
@@ -557,21 +554,17 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
     return Forbidden(name, find, description)
 
 
-def rules_in(metadata: Mapping[str, Any]) -> dict[str, Rule]:
-    """The row rules in a model's metadata, by name."""
-    return {name: Rule(*rule) for name, rule in metadata.get("rules", {}).items()}
-
-
 def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict[str, Rule]:
     """Row rules: no value that a row carries began, or became known, after the row's moment.
 
-    They are for the model of a table that is joined by `as_of`::
+    They are for a table that is joined by `as_of`::
 
-        metadata: ClassVar = {
-            "rules": no_leaks(
-                "order_ts", carries=["segment"], began="valid_from", known="known_at"
-            ),
-        }
+        @table(
+            Order,
+            partition="run_date",
+            key=["order_id"],
+            rules=no_leaks("order_ts", carries=["segment"], began="valid_from", known="known_at"),
+        )
 
     A carried value without `began` and `known` is a leak as well.
 

@@ -30,6 +30,7 @@ from backfill_assets.tables.table import (
     Table,
     decided_by,
 )
+from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import Answers, Unpartitioned, UnpartitionedInput
 
 #: The column with the day of the table for which a row of an input counts. A row that decides seven
@@ -114,7 +115,7 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
     Args:
         parameter: the name of the input's parameter.
         column: the column to sum; None to count rows.
-        total: one of the model's `totals`.
+        total: one of the table's `totals`.
 
     Raises:
         DeclarationError: an argument is not a name.
@@ -131,7 +132,7 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
                 f"{name}, or None to count rows",
             ),
             arguments.Argument(
-                "the total", total, arguments.is_text, "the name of one of the model's totals"
+                "the total", total, arguments.is_text, "the name of one of the totals"
             ),
         ],
     )
@@ -368,7 +369,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
 
     return Current(
         name=name,
-        model=_copy_model(of.model, row),
+        model=type(of.model.__name__, (of.model,), {"__doc__": row}),
         modules=(*of.modules, source.lines.__module__, source.declared_in),
         depends_on=of.depends_on,
         decided_by=("window_days", "late_lines"),
@@ -376,6 +377,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
         forbidden=of.forbidden,
         base=of,
         source=source,
+        **{name: getattr(of, name) for name in OPTION_NAMES},
     )
 
 
@@ -412,7 +414,7 @@ def corrections(
     if current.base is not of:
         raise DeclarationError(f"{name}: {current.name} is not the current of {of.name}")
     if not of.totals:
-        raise DeclarationError(f"{name}: the model of {of.name} has no totals to correct")
+        raise DeclarationError(f"{name}: {of.name} has no totals to correct")
     tables = (of, current)
     dependencies = tuple(Dependency(table, SAME_DAY) for table in tables)
     return Corrections(
@@ -421,6 +423,9 @@ def corrections(
         modules=of.modules,
         decided_by=decided_by(tables),
         inputs=lambda _: dependencies,
+        partition=of.partition,
+        key=of.key,
+        totals=of.totals,
         facts=of,
         current=current,
     )
@@ -429,12 +434,6 @@ def corrections(
 def _row_description(table: Table) -> str:
     """The meaning of a row: the first line of the model's docstring."""
     return inspect.cleandoc(table.model.__doc__ or table.name).partition("\n")[0].rstrip(".")
-
-
-def _copy_model(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameModel]:
-    """A model with the same columns and another docstring."""
-    config = type("Config", (model.Config,), {})
-    return type(model.__name__, (model,), {"__doc__": doc, "Config": config})
 
 
 def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
@@ -450,5 +449,4 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
             for name in facts.totals
         },
     }
-    metadata = {"partition": facts.partition, "key": list(facts.key), "totals": list(facts.totals)}
-    return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns, metadata)
+    return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns)

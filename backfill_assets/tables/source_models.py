@@ -1,13 +1,12 @@
 """The pandera models of a source's tables, built from the model of its lines."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.tables import model_metadata
 from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
 
 #: A column of a model: its type, and its `Field`.
@@ -18,13 +17,12 @@ _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 
 
 def build_model(
-    name: str, doc: str, columns: Mapping[str, TypeAndField], metadata: Mapping[str, Any]
+    name: str, doc: str, columns: Mapping[str, TypeAndField]
 ) -> type[pa.DataFrameModel]:
     """A pandera model built from columns; `doc` is its docstring, the meaning of a row."""
-    config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
     body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}
     body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
-    body |= {"__doc__": doc, "__module__": __name__, "Config": config}
+    body |= {"__doc__": doc, "__module__": __name__}
     return type(name, (pa.DataFrameModel,), body)
 
 
@@ -64,9 +62,7 @@ def _declare_file(source: str) -> TypeAndField:
     return _declare_text(f"Landing file, relative to the folder {source}.")
 
 
-def raw_model(
-    source: str, lines: type[pa.DataFrameModel], totals: list[str]
-) -> type[pa.DataFrameModel]:
+def raw_model(source: str, lines: type[pa.DataFrameModel]) -> type[pa.DataFrameModel]:
     """The model of the raw log. It has no key: the same line may be sent twice."""
     columns = {
         "log_date": day_column(_LOG_DAY),
@@ -74,13 +70,8 @@ def raw_model(
         **model_columns(lines),
         "source_file": _declare_file(source),
     }
-    metadata = {
-        "partition": "log_date",
-        "totals": totals,
-        "notices": {"rejected_lines": "Few of the day's lines are rejected."},
-    }
     doc = f"The immutable log of the lines of {source} as they arrived, by log day."
-    return build_model("Raw", doc, columns, metadata)
+    return build_model("Raw", doc, columns)
 
 
 def rejected_model(source: str) -> type[pa.DataFrameModel]:
@@ -92,27 +83,21 @@ def rejected_model(source: str) -> type[pa.DataFrameModel]:
         "reason": _declare_text("Why it is rejected."),
     }
     doc = f"Landed lines of {source} that could not be read, kept as text with the reason."
-    return build_model("Rejected", doc, columns, {"partition": "arrival_date"})
+    return build_model("Rejected", doc, columns)
 
 
-def staged_model(
-    source: str, lines: type[pa.DataFrameModel], key: list[str], totals: list[str]
-) -> type[pa.DataFrameModel]:
+def staged_model(source: str, lines: type[pa.DataFrameModel]) -> type[pa.DataFrameModel]:
     """The model of staging: each key has one row a day."""
     columns = {
         "event_date": day_column("Day of the event, in the business time zone."),
         **model_columns(lines),
         "log_date": day_column("Log day of the version that won."),
     }
-    watched = {model_metadata.SKEW: model_metadata.metadata_of(lines).get(model_metadata.SKEW, {})}
-    metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
-    return build_model("Staged", doc, columns, metadata)
+    return build_model("Staged", doc, columns)
 
 
-def late_model(
-    source: str, lines: type[pa.DataFrameModel], totals: list[str]
-) -> type[pa.DataFrameModel]:
+def late_model(source: str, lines: type[pa.DataFrameModel]) -> type[pa.DataFrameModel]:
     """The model of the late lines. It has no key: the same line may be sent twice."""
     columns = {
         "log_date": day_column("Log day."),
@@ -121,13 +106,8 @@ def late_model(
         **model_columns(lines, bounded=False),
         "source_file": _declare_file(source),
     }
-    metadata = {
-        "partition": "log_date",
-        "totals": totals,
-        "notices": {"late_lines": "No line came after the window of its day had closed."},
-    }
     doc = f"Lines of {source} that were logged after the window of their event day had closed."
-    return build_model("Late", doc, columns, metadata)
+    return build_model("Late", doc, columns)
 
 
 #: The type of sums of amounts, unless these have more digits before the point.
@@ -179,12 +159,6 @@ class ArrivalLateness(pa.DataFrameModel):
         description="For each of these delays, the sum of the lines' amounts without their signs."
     )
 
-    class Config:
-        """One row a day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "log_date", "key": ["log_date"]}
-
 
 def lateness_model(amount: T.DataType | None) -> type[pa.DataFrameModel]:
     """The model of the figures of lateness, with sums that are wide enough for a source's amounts.
@@ -203,6 +177,4 @@ def lateness_model(amount: T.DataType | None) -> type[pa.DataFrameModel]:
         "amount_by_delay": T.ArrayType(kind),
     }.items():
         columns[name] = (wide, columns[name][1])
-    # A table that has sums of `_MONEY` is migrated to these.
-    metadata = {**model_metadata.metadata_of(ArrivalLateness), "schema_version": 2}
-    return build_model("ArrivalLateness", ArrivalLateness.__doc__ or "", columns, metadata)
+    return build_model("ArrivalLateness", ArrivalLateness.__doc__ or "", columns)

@@ -19,7 +19,7 @@ import pyspark.sql.types as T
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
-from backfill_assets.tables import arguments, model_metadata, source_models
+from backfill_assets.tables import arguments, source_models, table_options
 from backfill_assets.tables.table import ENTRY_PREFIX, Dependency, Equation, Figure, Inputs, Table
 
 #: The columns that this package adds to the fields of a source.
@@ -141,8 +141,7 @@ class Source:
         name: of the landing folder; the names of the tables end in it.
         lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
             A field that may be null is declared by `nullable`; a line without another one is
-            rejected. Nested values are stored as JSON text in a string field. Its `Config` may name
-            columns of the staging that are watched for skew, see `Table.skew`.
+            rejected. Nested values are stored as JSON text in a string field.
         key: the fields that identify the thing of which a line is a version.
         event_time: the timestamp field with the event time; its day in the business time zone is
             the event day.
@@ -168,6 +167,8 @@ class Source:
         ambiguous: what becomes of local times that the zone has twice, when clocks are set back, or
             not at all, when they are set forward: `earlier` takes the earlier of two moments, or
             the one after the change, with a warning; `raise` holds the file back.
+        skew: by column of the staging, the share of a day's rows (0 to 1) beyond which a plan
+            reports skew, see `table`.
         declared_in: the module that declares it; the calling module, if not given.
 
     Raises:
@@ -189,6 +190,7 @@ class Source:
     delimiter: str = ","
     timezone: str = "UTC"
     ambiguous: Literal["earlier", "raise"] = "earlier"
+    skew: Mapping[str, float] = field(default_factory=dict)
     declared_in: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -196,10 +198,9 @@ class Source:
             caller = sys._getframe(2).f_globals.get("__name__", "")
             object.__setattr__(self, "declared_in", caller)
         arguments.check_arguments(f"source {self.name}", self._declaration_arguments())
-        if wrong := [
-            *model_metadata.wrong_model(self.lines),
-            *model_metadata.wrong_line_metadata(model_metadata.metadata_of(self.lines)),
-        ]:
+        call = f"Source({self.name!r}, {self.lines.__name__}"
+        table_options.refuse_metadata(self.lines, call, ["key", "skew"])
+        if wrong := table_options.wrong_model(self.lines):
             raise arguments.DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
         object.__setattr__(self, "version_time", self.version_time or self.event_time)
@@ -213,12 +214,7 @@ class Source:
             arguments.Argument(
                 "name", self.name, arguments.is_name, "letters, digits and _, as folders have them"
             ),
-            arguments.Argument(
-                "lines",
-                self.lines,
-                model_metadata.is_model,
-                "a class of pandera.pyspark.DataFrameModel",
-            ),
+            table_options.model_argument(self.lines, "lines"),
             arguments.Argument(
                 "key",
                 self.key,
@@ -292,7 +288,7 @@ class Source:
         for name in (*self.key, *(name for name, _ in typed_fields)):
             if name not in self.types:
                 raise declaration_error(
-                    f"its lines have no field {name}{model_metadata.suggest_name(name, self.types)}"
+                    f"its lines have no field {name}{table_options.suggest_name(name, self.types)}"
                 )
             if name != self.amount and name in self.may_be_null:
                 raise declaration_error(f"{name} may not be null")
@@ -301,8 +297,7 @@ class Source:
                 raise declaration_error(
                     f"{name} must be {required.__name__.removesuffix('Type').lower()}"
                 )
-        if wrong := model_metadata.wrong_skews(self.staged):
-            raise declaration_error("; ".join(wrong))
+        _ = self.staged  # checks that its columns can be watched for skew
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
@@ -333,13 +328,19 @@ class Source:
     def raw(self) -> SourceTable:
         """The immutable log of the lines as they arrived, by log day."""
         return self._build_table(
-            Role.LOG, source_models.raw_model(self.name, self.lines, self._total_columns)
+            Role.LOG,
+            source_models.raw_model(self.name, self.lines),
+            partition="log_date",
+            totals=self._total_columns,
+            notices={"rejected_lines": "Few of the day's lines are rejected."},
         )
 
     @cached_property
     def rejected(self) -> SourceTable:
         """The lines that could not be read, by arrival day."""
-        return self._build_table(Role.REJECTED, source_models.rejected_model(self.name))
+        return self._build_table(
+            Role.REJECTED, source_models.rejected_model(self.name), partition="arrival_date"
+        )
 
     @cached_property
     def staged(self) -> SourceTable:
@@ -349,11 +350,16 @@ class Source:
             recorded = "event_days" if policy.only_touched else ""
             return (Dependency(self.raw, self.under(policy).reach, recorded),)
 
-        model = source_models.staged_model(
-            self.name, self.lines, list(self.key), self._total_columns
-        )
         return self._build_table(
-            Role.STAGED, model, decided_by=("window_days",), inputs=staged_inputs
+            Role.STAGED,
+            source_models.staged_model(self.name, self.lines),
+            partition="event_date",
+            key=self.key,
+            totals=self._total_columns,
+            skew=self.skew,
+            merge=True,
+            decided_by=("window_days",),
+            inputs=staged_inputs,
         )
 
     @cached_property
@@ -361,7 +367,10 @@ class Source:
         """The lines that were logged after the window of their event day had closed."""
         return self._build_table(
             Role.LATE,
-            source_models.late_model(self.name, self.lines, self._total_columns),
+            source_models.late_model(self.name, self.lines),
+            partition="log_date",
+            totals=self._total_columns,
+            notices={"late_lines": "No line came after the window of its day had closed."},
             decided_by=("window_days", "late_lines"),
             inputs=lambda _: (Dependency(self.raw, SAME_DAY),),
         )
@@ -378,9 +387,14 @@ class Source:
                 Dependency(self.raw, window, "log_days", launched=SAME_DAY),
             )
 
+        model = source_models.lateness_model(self.types[self.amount] if self.amount else None)
         return self._build_table(
             Role.LATENESS,
-            source_models.lateness_model(self.types[self.amount] if self.amount else None),
+            model,
+            partition="log_date",
+            key=["log_date"],
+            # A table that has the narrower sums is migrated to the wider ones.
+            schema_version=1 if model is source_models.ArrivalLateness else 2,
             decided_by=("window_days",),
             inputs=lateness_inputs,
         )

@@ -1,4 +1,4 @@
-"""A table: its pandera model, its inputs, and all properties that follow from them.
+"""A table: its pandera model, its options, its inputs, and all properties that follow from them.
 
 It is the one source for Spark types, Delta constraints, checks and UI metadata: a rule about a
 column belongs here, its evaluation in `audit`.
@@ -6,7 +6,7 @@ column belongs here, its evaluation in `audit`.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -21,19 +21,24 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import Reach, RecordedReach
-from backfill_assets.tables import model_metadata
-from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError, check_arguments
 from backfill_assets.tables.columns import (
     Forbidden,
     NullBounds,
     Rule,
     convert_columns,
     nullable_bounds,
-    rules_in,
-    schema_version,
     sql_conditions,
     with_defaults,
     wrong_schema,
+)
+from backfill_assets.tables.table_options import (
+    TableOptions,
+    option_arguments,
+    unique_columns,
+    with_drift,
+    wrong_model,
+    wrong_options,
 )
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
@@ -97,8 +102,11 @@ class Equation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(TableOptions):
     """The declaration of one table, and the properties that follow from its pandera model.
+
+    Its options are fields as well, see `TableOptions`. The model counts as strict, whatever its
+    `Config` says: a frame has its columns and no others.
 
     Attributes:
         name: name of the asset and the folder.
@@ -111,21 +119,10 @@ class Table:
         frozen: whether a check reports that a final day was changed other than by a person.
         forbidden: checks for rows that must not be in a day beside others.
         retired: the first business day on which it is no longer built; None if not declared.
-        partition: name of the DATE column that the table is partitioned by.
-        key: columns that are unique within a partition; empty if there is no natural key.
-        totals: numeric columns whose daily sums are part of the audit.
-        notices: further checks of a day against its inputs, with their descriptions; they block a
-            day only if their finding is an error.
-        counts: by kind of rows, the SQL condition that they meet; each day's are counted.
-        drift: by column, the population stability index beyond which a day has a warning.
-        skew: by column, the share of a day's rows (0 to 1) beyond which a plan reports skew.
-        rules: conditions on each row over several columns, by name.
-        merges: whether a run may merge its rows instead of replacing the days.
-        schema_version: the version of the model's columns.
 
     Raises:
-        DeclarationError: the model has no single DATE column to partition by, an unknown check of a
-            column or name in the metadata, or a total that is neither DECIMAL nor a whole number.
+        DeclarationError: a column has an unknown check, or an option does not fit the columns: the
+            partition is no DATE, or a total is neither DECIMAL nor a whole number.
     """
 
     name: str
@@ -137,37 +134,19 @@ class Table:
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
     depends_on: tuple[str | Path, ...] = ()
-    partition: str = field(init=False)
-    key: tuple[str, ...] = field(init=False)
-    totals: tuple[str, ...] = field(init=False)
-    notices: Mapping[str, str] = field(init=False)
-    counts: Mapping[str, str] = field(init=False)
-    drift: Mapping[str, float] = field(init=False)
-    skew: Mapping[str, float] = field(init=False)
-    rules: Mapping[str, Rule] = field(init=False)
-    merges: bool = field(init=False)
-    schema_version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        metadata = model_metadata.metadata_of(self.model)
-        wrong = model_metadata.wrong_model(self.model) or model_metadata.wrong_metadata(
-            self.model, metadata
-        )
-        if wrong := wrong or [
-            *model_metadata.wrong_partition(self.model, metadata),
-            *wrong_schema(metadata, self.columns),
-            *model_metadata.wrong_totals(self.columns, metadata.get("totals", ())),
+        check_arguments(self.name, option_arguments(self))
+        object.__setattr__(self, "notices", with_drift(self.notices, self.drift))
+        if wrong := wrong_model(self.model) or [
+            *wrong_options(self.model, self),
+            *wrong_schema(self.columns),
+            *_wrong_names(self),
         ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
-        object.__setattr__(self, "partition", metadata["partition"])
-        object.__setattr__(self, "key", tuple(model_metadata.key_of(self.model, metadata)))
-        object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
-        object.__setattr__(self, "notices", model_metadata.notices_of(metadata))
-        for option in ("counts", "drift", "skew"):
-            object.__setattr__(self, option, metadata.get(option, {}))
-        object.__setattr__(self, "rules", rules_in(metadata))
-        object.__setattr__(self, "merges", metadata.get("merge", False))
-        object.__setattr__(self, "schema_version", schema_version(metadata))
+        object.__setattr__(self, "key", tuple(self.key or unique_columns(self.model)))
+        object.__setattr__(self, "totals", tuple(self.totals))
+        object.__setattr__(self, "rules", {n: Rule(*rule) for n, rule in self.rules.items()})
 
     def is_retired(self, today: date) -> bool:
         """Whether it is no longer built on a business day."""
@@ -352,7 +331,7 @@ def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for table in tables for name in table.decided_by))
 
 
-def wrong_names(table: Table) -> list[str]:
+def _wrong_names(table: Table) -> list[str]:
     """Why rules and checks cannot have their names, one sentence each."""
     bounds = {n for name, column in table.columns.items() for n in sql_conditions(name, column)}
     others = {"row_count", "nulls", "conservation", "unique_key", *table.notices}

@@ -31,15 +31,17 @@ from backfill_assets.tables.derived import (
     Reads,
     Transform,
 )
-from backfill_assets.tables.model_metadata import (
-    is_model,
+from backfill_assets.tables.sources import Role, Source, SourceTable
+from backfill_assets.tables.table import Lineage, Table
+from backfill_assets.tables.table_options import (
+    OPTION_NAMES,
+    declared_key,
+    model_argument,
     suggest_name,
-    wrong_drifts,
-    wrong_skews,
+    takes_options,
+    unique_columns,
     wrong_sum,
 )
-from backfill_assets.tables.sources import Role, Source, SourceTable
-from backfill_assets.tables.table import Lineage, Table, wrong_names
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
 
 #: The annotations that a parameter may have.
@@ -198,13 +200,24 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
 _PAIR = 2
 
 
+@takes_options("@table")
 def table(
     model: type[pa.DataFrameModel],
     *,
+    partition: str,
+    key: Sequence[str] | None = None,
+    totals: Sequence[str] = (),
+    rules: Mapping[str, tuple[str, str]] = {},
+    notices: Mapping[str, str] = {},
+    counts: Mapping[str, str] = {},
+    drift: Mapping[str, float] = {},
+    skew: Mapping[str, float] = {},
+    merge: bool = False,
+    schema_version: int = 1,
     checks: Sequence[Conserved | Forbidden] = (),
     group: str = "derived",
     frozen: bool = False,
-    lineage: Lineage | None = None,
+    lineage: Mapping[str, Sequence[tuple[str, str]]] = {},
     retired: date | None = None,
     depends_on: Sequence[str | Path] = (),
 ) -> Callable[[Transform], Derived]:
@@ -212,7 +225,13 @@ def table(
 
     Each parameter is an input, annotated with the table and its reach::
 
-        @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
+        @table(
+            CustomerSpend,
+            partition="run_date",
+            key=["customer_id"],
+            totals=["spend"],
+            checks=[conserves("orders", "amount", "spend")],
+        )
         def customer_spend_7d(
             orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
         ) -> DataFrame:
@@ -226,8 +245,23 @@ def table(
     the days that are published, and an `Answers` one the answers of a service.
 
     Args:
-        model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, if needed, `key`, `totals`, `rules` and `drift`.
+        model: the columns. The frame that the function returns has these, and no others.
+        partition: the DATE column with the day of the table.
+        key: the columns that are unique within a day. Without it, a `DeclarationWarning` says what
+            is not checked; `[]` says that the rows of a day have none.
+        totals: DECIMAL and whole-number columns whose sums of a day are audited and recorded.
+        rules: by name, a condition in SQL that each row meets, and its meaning in a sentence:
+            `{"paid": ("paid <= due", "No more than due.")}`.
+        notices: by name, the description of a further asset check, whose findings warn only.
+        counts: by kind of rows, the condition in SQL that they meet; a day has their numbers:
+            `{"open labels": "label_state = 'open'"}`.
+        drift: by column, the largest population stability index without a warning; a day beyond it
+            is published with one: `{"revenue_30d": 0.25}`.
+        skew: by column, a share of a day's rows (0 to 1). A plan reports the column if one key, or
+            null, has a larger share: `{"customer_id": 0.2}`.
+        merge: whether a run may merge its rows into the days instead of replacing them.
+        schema_version: the version of the model's columns; `backfill-assets migrate` changes a
+            table that has an older one.
         checks: totals that must be conserved between the inputs and a day (`conserves`), and rows
             that must not be in a day (`forbids`).
         group: the asset group in the UI.
@@ -241,24 +275,25 @@ def table(
     Raises:
         DeclarationError: a parameter has no such annotation, or a name does not exist.
     """
-    arguments.check_arguments("@table", [_model_argument(model)])
-    return partial(
-        _declare_table,
-        model=model,
-        checks=checks,
-        group=group,
-        frozen=frozen,
-        lineage={} if lineage is None else lineage,
-        retired=retired,
-        depends_on=depends_on,
-    )
+    return partial(_declare_table, **locals())  # each argument, by its name
 
 
+@takes_options("@version_of")
 def version_of(
     other: Derived,
     number: int,
     *,
     model: type[pa.DataFrameModel] | None = None,
+    partition: str | None = None,
+    key: Sequence[str] | None = None,
+    totals: Sequence[str] | None = None,
+    rules: Mapping[str, tuple[str, str]] | None = None,
+    notices: Mapping[str, str] | None = None,
+    counts: Mapping[str, str] | None = None,
+    drift: Mapping[str, float] | None = None,
+    skew: Mapping[str, float] | None = None,
+    merge: bool | None = None,
+    schema_version: int | None = None,
     checks: Sequence[Conserved | Forbidden] | None = None,
     lineage: Lineage | None = None,
     retired: date | None = None,
@@ -276,14 +311,25 @@ def version_of(
         other: a version of the table.
         number: the number of the new version.
         model: the columns.
-        checks: see `table`.
-        lineage: see `table`.
+        partition: see `table`, as for all that follow.
+        key: columns; if not given, and the new model has `Config.unique`, then these.
+        totals: columns.
+        rules: conditions and meanings by name.
+        notices: descriptions by check.
+        counts: conditions by kind of rows.
+        drift: bounds by column.
+        skew: shares by column.
+        merge: whether a run may merge its rows.
+        schema_version: the version of the columns.
+        checks: all of them.
+        lineage: by column.
         retired: the first business day on which the new version is no longer built.
-        depends_on: see `table`.
+        depends_on: all that counts besides its code.
 
     Raises:
         DeclarationError: as `table`; or the number is not above that of the other version.
     """
+    parameters = dict(locals())
     arguments.check_arguments(
         "@version_of",
         [
@@ -292,6 +338,13 @@ def version_of(
         ],
     )
 
+    names = (*OPTION_NAMES, "model", "group", "frozen", "lineage", "depends_on", "first")
+    fields = {name: getattr(other, name) for name in names}
+    fields |= {"checks": [*other.conserved, *other.forbidden], "retired": None}
+    if model and unique_columns(model):
+        fields["key"] = ()
+    fields |= {n: v for n, v in parameters.items() if n in fields and v is not None}
+
     def declare_version(function: Transform) -> Derived:
         """Declare the version that the decorated function computes."""
         if number <= other.version:
@@ -299,24 +352,9 @@ def version_of(
                 f"{function.__name__}: {other.name} is version {other.version}; give a new version "
                 "a number above that"
             )
-        return _declare_table(
-            function,
-            model=model or other.model,
-            checks=[*other.conserved, *other.forbidden] if checks is None else checks,
-            group=other.group,
-            frozen=other.frozen,
-            lineage=other.lineage if lineage is None else lineage,
-            retired=retired,
-            depends_on=other.depends_on if depends_on is None else depends_on,
-            version=number,
-            first=other.first,
-        )
+        return _declare_table(function, version=number, **fields)
 
     return declare_version
-
-
-def _model_argument(model: object) -> arguments.Argument:
-    return arguments.Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
 
 
 def _table_arguments(
@@ -372,15 +410,16 @@ def _declare_table(
     function: Transform,
     *,
     model: type[pa.DataFrameModel],
+    key: Sequence[str] | None,
     checks: Sequence[Conserved | Forbidden],
     group: str,
     frozen: bool,
     lineage: Lineage,
     retired: date | None,
     depends_on: Sequence[str | Path],
-    **version: Any,
+    **fields: Any,
 ) -> Derived:
-    """Check the arguments and build the table; `version` is given by `version_of` only."""
+    """Check the arguments and build the table; `fields` are the other ones of `Derived`."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
         raise arguments.DeclarationError(
@@ -390,12 +429,13 @@ def _declare_table(
         raise arguments.DeclarationError(
             f"{function.__qualname__}: a table needs a function in a module"
         )
-    options = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
-    arguments.check_arguments(name, [_model_argument(model), *options])
+    others = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
+    arguments.check_arguments(name, [model_argument(model), *others])
     inputs = inputs_of(function)
     derived = Derived(
         name=name,
         model=model,
+        key=declared_key(name, model, key),
         modules=(function.__module__, model.__module__, *inputs.request_modules),
         depends_on=tuple(_resolve_dependency(dependency, function) for dependency in depends_on),
         transform=function,
@@ -406,7 +446,7 @@ def _declare_table(
         frozen=frozen,
         lineage=lineage,
         retired=retired,
-        **version,
+        **fields,
     )
     return _check_table(derived)
 
@@ -428,8 +468,7 @@ def _check_table(derived: Derived) -> Derived:
             )
         if check.total not in derived.totals:
             raise arguments.DeclarationError(
-                f"{derived.name}: {check.total} is none of the model's totals "
-                f"({list(derived.totals)})"
+                f"{derived.name}: {check.total} is none of the totals ({list(derived.totals)})"
             )
         source = derived.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
@@ -441,8 +480,6 @@ def _check_table(derived: Derived) -> Derived:
             raise arguments.DeclarationError(
                 f"{derived.name}: {source.name}.{check.column} is conserved and {problem}"
             )
-    if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
-        raise arguments.DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
     _check_answers(derived)
     _check_grain(derived)
     input_columns = {

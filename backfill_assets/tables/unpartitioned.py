@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.settings import normalize_location
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import wrong_column_names
+from backfill_assets.tables.table_options import wrong_column_names
 
 
 class UnpartitionedInput(Protocol):

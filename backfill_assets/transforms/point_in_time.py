@@ -217,7 +217,7 @@ class History:
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """The conditions on each row, for `rules` in the metadata of the model."""
+        """The conditions on each row, for the `rules` of the table."""
         return {
             "ends_no_earlier": Rule(
                 "valid_to IS NULL OR valid_to >= valid_from",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -32,16 +32,6 @@ class EurosOfDay(pa.DataFrameModel):
     orders: T.LongType = Field(ge=1, description="Number of orders.")
     revenue: T.DecimalType(28, 2) = Field(description="Their revenue in euros.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each day and currency."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["currency"],
-            "totals": ["orders", "revenue"],
-        }
-
 
 RATES = Lookup(
     "exchange_rates",
@@ -58,7 +48,13 @@ def rates_needed(orders: DataFrame) -> DataFrame:
     return orders.select("for_day", F.lit("USD").alias("currency"), F.col("for_day").alias("day"))
 
 
-@table(EurosOfDay, checks=[conserves("orders", None, "orders")])
+@table(
+    EurosOfDay,
+    partition="run_date",
+    key=["currency"],
+    totals=["orders", "revenue"],
+    checks=[conserves("orders", None, "orders")],
+)
 def fact_daily_euros(
     orders: Annotated[DataFrame, Reads(STAGED)],
     rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -31,15 +31,12 @@ class MonthlyRevenue(pa.DataFrameModel):
     orders: T.LongType = Field(ge=0, description="Orders of the month.")
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row a month."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "month", "totals": ["orders", "revenue"]}
-
 
 @table(
     MonthlyRevenue,
+    partition="month",
+    key=[],
+    totals=["orders", "revenue"],
     checks=[conserves("orders", column, column) for column in ("orders", "revenue")],
     group="growth",
 )
@@ -60,14 +57,8 @@ class RevenueGrowth(pa.DataFrameModel):
     )
     mean_3m: T.DecimalType(28, 2) = Field(description="Mean of three months, or of those there.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row a month."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "month", "totals": ["revenue"]}
-
-
-@table(RevenueGrowth, group="growth")
+@table(RevenueGrowth, partition="month", key=[], totals=["revenue"], group="growth")
 def revenue_growth(
     months: Annotated[DataFrame, Reads(revenue_monthly, previous(2, MONTH))],
 ) -> DataFrame:
@@ -92,14 +83,15 @@ class ActiveCustomers(pa.DataFrameModel):
     customers: T.LongType = Field(ge=0, description="Different customers with an order.")
     orders: T.LongType = Field(ge=1, description="Orders, those of unknown customers as well.")
 
-    class Config:
-        """One row for each week with orders."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "week", "totals": ["customers", "orders"]}
-
-
-@table(ActiveCustomers, checks=[conserves("orders", "orders", "orders")], group="growth")
+@table(
+    ActiveCustomers,
+    partition="week",
+    key=[],
+    totals=["customers", "orders"],
+    checks=[conserves("orders", "orders", "orders")],
+    group="growth",
+)
 def active_customers_weekly(
     orders: Annotated[DataFrame, Reads(FACT, week(starts="sunday"))],
 ) -> DataFrame:
@@ -118,17 +110,14 @@ class ReturningCustomers(pa.DataFrameModel):
     known: T.LongType = Field(ge=0, description="Those with an order in the 7 days before.")
     came_back: T.LongType = Field(ge=0, description="Those with an order in the 30 days after.")
 
-    class Config:
-        """One row for each day with customers."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "totals": ["customers", "known", "came_back"],
-        }
-
-
-@table(ReturningCustomers, group="growth")
+@table(
+    ReturningCustomers,
+    partition="run_date",
+    key=[],
+    totals=["customers", "known", "came_back"],
+    group="growth",
+)
 def returning_customers(orders: Annotated[DataFrame, Reads(FACT, between(-7, 30))]) -> DataFrame:
     """By day, its customers and those of the days around it."""
     around = (

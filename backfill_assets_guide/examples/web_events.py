@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -44,19 +44,12 @@ class ActiveUsers(pa.DataFrameModel):
     visits: T.LongType = Field(ge=1, description="Visits, also of nobody who was logged in.")
     clicks: T.LongType = Field(ge=0, description="Clicks of these visits.")
 
-    class Config:
-        """One row a day; a day without a visit has none."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["run_date"],
-            "totals": ["visits", "clicks"],
-        }
-
 
 @table(
     ActiveUsers,
+    partition="run_date",
+    key=["run_date"],
+    totals=["visits", "clicks"],
     checks=[conserves("visits", None, "visits"), conserves("visits", "clicks", "clicks")],
     group="users",
 )

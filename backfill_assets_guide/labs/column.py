@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import date
-from typing import Any, ClassVar
+from typing import Any
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -15,7 +15,7 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.delta.migrate import migrate_table, read_migration
 from backfill_assets.delta.table_schema import COLUMN_GAPS
-from backfill_assets.publish.io_manager import MODEL, tables_of_assets
+from backfill_assets.publish.io_manager import publishes, tables_of_assets
 from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.tables.columns import added
 from backfill_assets_guide.labs.lab import Lab, Sales
@@ -30,12 +30,6 @@ class SalesByChannel(Sales):
     """The same, with the channel."""
 
     channel: T.StringType = added("shop", _SINCE, "Where it was sold.")
-
-    class Config:
-        """One row for each day and shop."""
-
-        strict = True
-        metadata: ClassVar = {**Sales.Config.metadata, "schema_version": 2}
 
 
 def column_lab(lab: Lab) -> None:
@@ -143,7 +137,13 @@ def _sales_asset(lab: Lab, days: Window, model: Any) -> dg.AssetsDefinition:
             start_date=str(_WEEKS[0].start), end_date=str(_WEEKS[-1].end)
         ),
         io_manager_key="io_manager",
-        metadata={MODEL: model},
+        metadata=publishes(
+            model,
+            partition="day",
+            key=["shop"],
+            totals=["amount"],
+            schema_version=1 if model is Sales else 2,
+        ),
     )
     def daily_sales() -> DataFrame:
         sales = _create_sales(lab, days)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.delta_rs import load_log
-from backfill_assets.publish.io_manager import MODEL
+from backfill_assets.publish.io_manager import publishes
 from backfill_assets_guide.labs.lab import START, JobDiedError, Lab, Sales
 
 _MONTHS = [Window(date(2024, month, 1), date(2024, month + 1, 1)) for month in range(1, 7)]
@@ -102,7 +102,7 @@ def _sales_asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDef
     @dg.asset(
         partitions_def=dg.DailyPartitionsDefinition(start_date=str(START)),
         io_manager_key="io_manager",
-        metadata={MODEL: Sales},
+        metadata=publishes(Sales, partition="day", key=["shop"], totals=["amount"]),
     )
     def daily_sales() -> DataFrame:
         if dies:

@@ -10,13 +10,25 @@ from backfill_assets import ORDERS, STAGED, Reads, last_days, table
 from backfill_assets_guide.labs.exercise_before import WeekFeatures, draw_fifth, sum_week
 
 
-@table(WeekFeatures)
+@table(
+    WeekFeatures,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders_7d", "revenue_7d"],
+    drift={"revenue_7d": 0.25},
+)
 def features_7d(orders: Annotated[DataFrame, Reads(STAGED, last_days(7))]) -> DataFrame:
     """A refund lessens the revenue."""
     return sum_week(orders, "amount")
 
 
-@table(WeekFeatures)
+@table(
+    WeekFeatures,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders_7d", "revenue_7d"],
+    drift={"revenue_7d": 0.25},
+)
 def training_sample(features: Annotated[DataFrame, Reads(features_7d)]) -> DataFrame:
     """A sample of the features."""
     return draw_fifth(features)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -24,17 +24,6 @@ class WeekFeatures(pa.DataFrameModel):
     orders_7d: T.LongType = Field(ge=1, description="Orders of the seven days.")
     revenue_7d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["orders_7d", "revenue_7d"],
-            "drift": {"revenue_7d": 0.25},
-        }
-
 
 def sum_week(orders: DataFrame, amount: str) -> DataFrame:
     """The rows of the features, by the expression that a customer's revenue is the sum of."""
@@ -51,13 +40,25 @@ def draw_fifth(features: DataFrame) -> DataFrame:
     return features.where(drawn).drop("for_day")
 
 
-@table(WeekFeatures)
+@table(
+    WeekFeatures,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders_7d", "revenue_7d"],
+    drift={"revenue_7d": 0.25},
+)
 def features_7d(orders: Annotated[DataFrame, Reads(STAGED, last_days(7))]) -> DataFrame:
     """Wrong: a refund has a negative amount, and is counted as revenue."""
     return sum_week(orders, "abs(amount)")
 
 
-@table(WeekFeatures)
+@table(
+    WeekFeatures,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders_7d", "revenue_7d"],
+    drift={"revenue_7d": 0.25},
+)
 def training_sample(features: Annotated[DataFrame, Reads(features_7d)]) -> DataFrame:
     """A sample of the features."""
     return draw_fifth(features)

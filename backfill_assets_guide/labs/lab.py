@@ -9,7 +9,7 @@ from datetime import date
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -30,12 +30,6 @@ class Sales(pa.DataFrameModel):
     day: T.DateType = Field(description="The day.")
     shop: T.StringType = Field(description="The shop.")
     amount: T.LongType = Field(ge=0, description="What it sold.")
-
-    class Config:
-        """One row for each day and shop."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "day", "key": ["shop"], "totals": ["amount"]}
 
 
 #: The first day of every lab.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -27,12 +27,6 @@ class OrderPlace(pa.DataFrameModel):
     order_id: T.StringType = Field(description="The order.")
     country: T.StringType = Field(description="The country of the customer.")
 
-    class Config:
-        """One row for each order."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["order_id"]}
-
 
 PLACES = Lookup(
     "places",
@@ -49,7 +43,7 @@ def places_needed(orders: DataFrame) -> DataFrame:
     return orders.select("for_day", "customer_id")
 
 
-@table(OrderPlace)
+@table(OrderPlace, partition="run_date", key=["order_id"])
 def order_places(
     orders: Annotated[DataFrame, Reads(STAGED)],
     places: Annotated[DataFrame, Answers(PLACES, of=places_needed)],

@@ -12,7 +12,7 @@ from backfill_assets import ORDERS, STAGED, Reads, table
 from backfill_assets_guide.labs.swap_before import Revenue
 
 
-@table(Revenue)
+@table(Revenue, partition="run_date", key=[], totals=["revenue"])
 def daily_revenue(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """The amounts without taxes."""
     day = F.col("for_day").alias("run_date")

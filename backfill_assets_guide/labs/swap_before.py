@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -19,14 +19,8 @@ class Revenue(pa.DataFrameModel):
     run_date: T.DateType = Field(description="The day.")
     revenue: T.DecimalType(18, 2) = Field(description="Its revenue.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each day."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": [], "totals": ["revenue"]}
-
-
-@table(Revenue)
+@table(Revenue, partition="run_date", key=[], totals=["revenue"])
 def daily_revenue(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """The amounts as they were paid."""
     day = F.col("for_day").alias("run_date")

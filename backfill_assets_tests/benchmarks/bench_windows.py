@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -43,16 +43,6 @@ class Spend(pa.DataFrameModel):
     spend: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
     newest: T.TimestampType = Field(description="Time of the newest order.")
 
-    class Config:
-        """One row for each day and customer."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": ["orders", "spend"],
-        }
-
 
 CHECKS = [conserves("orders", None, "orders"), conserves("orders", "amount", "spend")]
 
@@ -77,7 +67,7 @@ def _combine(orders: DataFrame) -> DataFrame:
     )
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_7d(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(7), each_row_once=True)],
 ) -> DataFrame:
@@ -85,7 +75,7 @@ def spend_7d(
     return _combine(orders)
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_90d(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(90), each_row_once=True)],
 ) -> DataFrame:
@@ -93,7 +83,7 @@ def spend_90d(
     return _combine(orders)
 
 
-@table(Spend, checks=CHECKS)
+@table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_90d_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(90))]) -> DataFrame:
     """Each row once for each day."""
     return (

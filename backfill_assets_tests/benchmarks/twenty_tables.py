@@ -1,6 +1,6 @@
 """Twenty tables for `bench_scale`: those of the orders, and twelve that are made of the facts."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -20,12 +20,6 @@ class Revenue(pa.DataFrameModel):
     run_date: T.DateType = Field(description="The last of the days.")
     revenue: T.DecimalType(28, 2) = Field(description="Their revenue.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row a day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["run_date"], "totals": ["revenue"]}
-
 
 def revenue(name: str, days: Reach) -> Derived:
     """A table of the revenue of some days."""
@@ -37,7 +31,7 @@ def revenue(name: str, days: Reach) -> Derived:
         )
 
     made.__name__ = made.__qualname__ = name
-    return table(Revenue)(made)
+    return table(Revenue, partition="run_date", key=["run_date"], totals=["revenue"])(made)
 
 
 TABLES = [

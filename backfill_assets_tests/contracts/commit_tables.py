@@ -21,6 +21,8 @@ FIRST = [*ORDERS, target_tables.scores, migrating_tables.notes]
 SECOND = [*ORDERS, target_tables_after.scores, migrating_tables_after.notes]
 RETIRED = [
     *ORDERS,
-    table(Score, retired=RETIRES)(target_tables_after.scores.transform),
+    table(Score, partition="run_date", key=["customer_id"], totals=["score"], retired=RETIRES)(
+        target_tables_after.scores.transform
+    ),
     migrating_tables_after.notes,
 ]

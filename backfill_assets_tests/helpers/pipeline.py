@@ -36,6 +36,7 @@ from backfill_assets.spark.filesystems import (
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets_tests.helpers.object_stores import url_of
 from backfill_assets_tests.helpers.postgres import instance_in
 from backfill_assets_tests.helpers.row_digest import digests_by_day
@@ -43,6 +44,8 @@ from backfill_assets_tests.helpers.row_digest import digests_by_day
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 EVERYTHING = (*TABLES, "lateness_dashboard")
+#: For tables with the model of the facts.
+FACT_OPTIONS = {name: getattr(TABLES["fact_daily_orders"], name) for name in OPTION_NAMES}
 START, END = date(2024, 1, 1), date(2024, 2, 1)
 #: Digests of days by their files; none for files without a row.
 _DIGESTS: dict[Hashable, str | None] = {}

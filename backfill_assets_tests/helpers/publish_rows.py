@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import pyspark.sql.types as T
@@ -161,20 +161,7 @@ class Wider(DailyOrders):
     channel: T.StringType = Field(nullable=True, description="Where it's from.", metadata=OPTIONAL)
     items: T.LongType = Field(nullable=True, ge=1, description="Items.", metadata=OPTIONAL)
 
-    class Config(DailyOrders.Config):
-        """As it is."""
-
 
 WIDER = replace(FACT, model=Wider)
-
-
-class PerChannel(Wider):
-    """A row for each customer and channel; the channel of some is not known."""
-
-    class Config(Wider.Config):
-        """A column of the key may be null."""
-
-        metadata: ClassVar = {**Wider.Config.metadata, "key": ["customer_id", "channel"]}
-
-
-PER_CHANNEL = replace(FACT, model=PerChannel)
+#: A row for each customer and channel; the channel of some is not known.
+PER_CHANNEL = replace(WIDER, key=["customer_id", "channel"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -36,7 +36,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import ENTRY_PREFIX
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, order, run_verify
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order, run_verify
 from backfill_assets_tests.own_tables import my_known
 
 PLACE = "my_known:TABLES"
@@ -128,7 +128,13 @@ def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(en
     assert read_ledgers(pipeline.deployment)[LOSING[-1].name].version is None
 
 
-@table(my_known.DailySpend, checks=SPEND.conserved)
+@table(
+    my_known.DailySpend,
+    partition=SPEND.partition,
+    key=SPEND.key,
+    totals=SPEND.totals,
+    checks=SPEND.conserved,
+)
 def losing(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return SPEND(orders.where("customer_id IS NOT NULL"))
 
@@ -143,18 +149,12 @@ class Sums(pa.DataFrameModel):
     few: T.IntegerType = Field(ge=0, description="A number.")
     money: T.DecimalType(10, 2) = Field(description="A sum.")
 
-    class Config:
-        """One row a day."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "at", "totals": ["few", "money"]}
-
 
 def sums(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
 
 
 def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
-    facts_table = table(Sums)(sums)
+    facts_table = table(Sums, partition="at", key=[], totals=["few", "money"])(sums)
     more = corrections(facts_table, current(facts_table))
     shape = "at DATE, few INT, money DECIMAL(10,2)"
 
@@ -248,7 +248,11 @@ def test_the_lineage_goes_by_way_of_the_raw_log():
 )
 def test_a_lineage_of_what_is_not_there_is_refused(lineage, said):
     with pytest.raises(DeclarationError, match=said):
-        table(DailyOrders, lineage=lineage)(sums)
+        table(
+            DailyOrders,
+            **FACT_OPTIONS,
+            lineage=lineage,
+        )(sums)
 
 
 def of_days(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame: ...
@@ -268,7 +272,12 @@ def of_two(
 @pytest.mark.parametrize("function", [of_days, of_facts, of_the_log, of_two])
 def test_only_a_table_made_of_staging_of_the_same_day_has_a_current(function):
     with pytest.raises(DeclarationError, match=f"^{function.__name__}_current: only a table whose"):
-        current(table(DailyOrders)(function))
+        current(
+            table(
+                DailyOrders,
+                **FACT_OPTIONS,
+            )(function)
+        )
 
 
 class Totalless(pa.DataFrameModel):
@@ -276,15 +285,10 @@ class Totalless(pa.DataFrameModel):
 
     at: T.DateType = Field(description="Day.")
 
-    class Config:
-        """One row a day."""
-
-        metadata: ClassVar = {"partition": "at"}
-
 
 def test_corrections_need_totals_and_the_current_of_their_facts():
     with pytest.raises(DeclarationError, match=r"^x: daily_spend_current is not the current of"):
         corrections(FACT, NOW, name="x")
-    bare = table(Totalless)(sums)
-    with pytest.raises(DeclarationError, match="the model of sums has no totals to correct"):
+    bare = table(Totalless, partition="at", key=[])(sums)
+    with pytest.raises(DeclarationError, match="sums_corrections: sums has no totals to correct"):
         corrections(bare, current(bare))

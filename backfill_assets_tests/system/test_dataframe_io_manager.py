@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from datetime import date, timedelta
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -15,10 +15,10 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import FACT, Reads, delta_io_manager, load_settings, table
+from backfill_assets import FACT, Reads, delta_io_manager, load_settings, publishes, table
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.delta.ledger_reader import read_ledger
-from backfill_assets.publish.io_manager import MODEL
+from backfill_assets.publish.io_manager import MODEL, tables_of_assets
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
@@ -34,12 +34,6 @@ class Visits(pa.DataFrameModel):
     page: T.StringType = Field(description="The page.")
     visits: T.LongType = Field(ge=0, description="How many.")
 
-    class Config:
-        """A row for each day and page."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "visited", "key": ["page"], "totals": ["visits"]}
-
 
 class Spread(pa.DataFrameModel):
     """Customers by day."""
@@ -47,29 +41,25 @@ class Spread(pa.DataFrameModel):
     run_date: T.DateType = Field(description="The day.")
     customers: T.LongType = Field(description="How many had orders.")
 
-    class Config:
-        """A row for each day."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "run_date"}
-
-
+OF_PAGE = {"partition": "visited", "key": ["page"], "totals": ["visits"]}
+VISITS = publishes(Visits, **OF_PAGE)
 #: The day that is wrong, and how.
 BAD: dict[date, str] = {}
 
 
-def asset(model, **more):
+def asset(metadata, **more):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # of the backfill policy
         return dg.asset(
             partitions_def=DAYS,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            metadata={MODEL: model} if model else {},
+            metadata=metadata,
             **more,
         )
 
 
-@asset(Visits, required_resource_keys={"engine"})
+@asset(VISITS, required_resource_keys={"engine"})
 def page_visits(context: dg.AssetExecutionContext) -> DataFrame:
     spark = context.resources.engine.spark_session
     rows = []
@@ -82,22 +72,22 @@ def page_visits(context: dg.AssetExecutionContext) -> DataFrame:
     return frame.withColumn("visited", F.col("visited").cast("date"))
 
 
-@asset(Spread)
+@asset(publishes(Spread, partition="run_date", key=[]))
 def customers_a_day(fact_daily_orders: DataFrame) -> DataFrame:
     return fact_daily_orders.groupBy("run_date").agg(F.count("*").alias("customers"))
 
 
-@asset(Visits)
+@asset(VISITS)
 def home_visits(page_visits: DataFrame) -> DataFrame:
     return page_visits.where("page = 'home'")
 
 
-@asset(Visits, required_resource_keys={"engine"})
+@asset(VISITS, required_resource_keys={"engine"})
 def forgotten(context: dg.AssetExecutionContext) -> DataFrame:
     return context.resources.engine.spark_session.range(1)
 
 
-@asset(Visits, required_resource_keys={"engine"})
+@asset(VISITS, required_resource_keys={"engine"})
 def slow_visits(context: dg.AssetExecutionContext) -> DataFrame:
     spark = context.resources.engine.spark_session
     rows = f"'home' AS page, 1L AS visits, DATE'{context.partition_key}' AS visited"
@@ -146,8 +136,8 @@ class Plain:
         assert result.success is not fails
         return result
 
-    def ledger(self, name, model):
-        return read_ledger(self.settings.table(name), Table(name, model))
+    def ledger(self, name):
+        return read_ledger(self.settings.table(name), tables_of_assets(ASSETS)[name])
 
     def materializations(self, name):
         records = self.instance.fetch_materializations(dg.AssetKey(name), limit=1000).records
@@ -187,19 +177,19 @@ def test_29_of_30_days_are_published_with_a_verdict_each(plain):
     assert {e.partition for e in judged} == set(DAYS.get_partition_keys())
     failed = {(e.partition, e.check_name) for e in judged if not e.passed}
     assert failed == {(str(day(17)), "unique_key")}
-    ledger = plain.ledger("page_visits", Visits)
+    ledger = plain.ledger("page_visits")
     assert ledger.published_days == {row["visited"] for row in rows}
 
     BAD.clear()
     plain.run("page_visits", 17, 17)
-    assert len(plain.ledger("page_visits", Visits).published_days) == 30
+    assert len(plain.ledger("page_visits").published_days) == 30
 
 
 def test_days_are_computed_each_time_and_written_where_they_differ(plain):
     plain.run("page_visits", 1, 3)
-    before = plain.ledger("page_visits", Visits)
+    before = plain.ledger("page_visits")
     plain.run("page_visits", 1, 3)
-    after = plain.ledger("page_visits", Visits)
+    after = plain.ledger("page_visits")
     (first, second) = after.records
     assert first.written_days == {day(1), day(2), day(3)}
     assert second.written_days == frozenset()
@@ -214,19 +204,19 @@ def test_of_days_with_gaps_these_alone_are_published(plain):
     days = {day(1), day(4), day(5)}
     tags = Grain.DAILY.run_tags(days)
     result = plain.run("home_visits", 1, 5, tags=tags)
-    assert plain.ledger("home_visits", Visits).published_days == days
+    assert plain.ledger("home_visits").published_days == days
     checks = result.get_asset_check_evaluations()
     assert {check.partition for check in checks} == {*map(str, days)}
-    before = plain.ledger("page_visits", Visits).records
+    before = plain.ledger("page_visits").records
     plain.run("page_visits", 1, 5, tags={**tags, REWRITE_TAG: "true"})
-    assert plain.ledger("page_visits", Visits).records[-1].written_days == days
+    assert plain.ledger("page_visits").records[-1].written_days == days
     assert len(before) == 1
 
 
 def test_rows_outside_of_the_run_are_refused(plain):
     BAD[day(2)] = "stray"
     assert "RefusedError" in failure_message(plain.run("page_visits", 1, 3, fails=True))
-    assert plain.ledger("page_visits", Visits).version is None
+    assert plain.ledger("page_visits").version is None
 
 
 def test_an_asset_that_the_io_manager_does_not_know_is_refused_with_the_way(plain):
@@ -235,8 +225,10 @@ def test_an_asset_that_the_io_manager_does_not_know_is_refused_with_the_way(plai
     assert "delta_io_manager(settings, [forgotten, ...])" in message
 
 
-def declare_asset(partitions: dg.PartitionsDefinition | None, model=Visits) -> dg.AssetsDefinition:
-    @dg.asset(partitions_def=partitions, metadata={MODEL: model} if model else {})
+def declare_asset(
+    partitions: dg.PartitionsDefinition | None, metadata: Mapping[str, Any] = VISITS
+) -> dg.AssetsDefinition:
+    @dg.asset(partitions_def=partitions, metadata=metadata)
     def visits_of_shops() -> DataFrame: ...
 
     return visits_of_shops
@@ -268,47 +260,64 @@ def test_other_partitions_than_days_are_refused_when_the_definitions_load(partit
         text = str(refused.value)
         assert f"visits_of_shops: the asset has {kind}" in text
         assert "one commit replaces a day of a table, for all regions" in text
-        assert "Partition it by day alone, and put the others into the model's key" in text
+        assert "Partition it by day alone, and put the others into the key" in text
 
 
 def test_an_asset_without_a_model_is_refused_when_the_definitions_load():
-    with pytest.raises(DeclarationError, match="visits_of_shops: the asset has no pandera model"):
-        delta_io_manager(load_settings(), [declare_asset(DAYS, None)])
+    said = r"visits_of_shops: the asset has no .* Add metadata=publishes\(Model, partition="
+    for metadata in ({}, {MODEL: Visits}):
+        with pytest.raises(DeclarationError, match=said):
+            delta_io_manager(load_settings(), [declare_asset(DAYS, metadata)])
+
+
+class Outdated(Visits):
+    """With the options in the model, where they are no longer read."""
+
+    class Config:
+        metadata: ClassVar = {"partition": "visited", "key": ["page"], "owner": "shops"}
+
+
+def test_options_in_a_model_are_refused_with_the_call_to_write():
+    said = (
+        r"write {}\(Outdated, partition='visited', key=\['page'\]\), and take it out of the model"
+    )
+    with pytest.raises(DeclarationError, match=said.format("publishes")):
+        publishes(Outdated, partition="visited")
+    with pytest.raises(DeclarationError, match=said.format("metadata=publishes")):
+        delta_io_manager(load_settings(), [declare_asset(DAYS, {MODEL: Outdated})])
 
 
 @pytest.mark.parametrize(
     ("partition", "said"),
     [
-        (["visited", "page"], r"\['visited', 'page'\], not one column. A run publishes whole days"),
-        (None, "None, not one column"),
-        ("month", "no column month"),
+        (
+            ["visited", "page"],
+            r"\['visited', 'page'\]: give the name of one column. A run publishes",
+        ),
+        (None, "partition is None: give the name of one column"),
+        ("month", "partition is 'month', which is no column"),
         ("page", "the partition column page is a string, not a date. A run publishes whole days"),
     ],
 )
-def test_a_model_of_two_dimensions_is_refused_when_it_is_declared(partition, said):
-    class Other(Visits):
-        class Config(Visits.Config):
-            metadata: ClassVar = {**Visits.Config.metadata, "partition": partition}
-
+def test_a_table_of_two_dimensions_is_refused_when_it_is_declared(partition, said):
+    options = {**OF_PAGE, "partition": partition}
     with pytest.raises(DeclarationError, match=f"home: .*{said}"):
-        Table("home", Other)
+        Table("home", Visits, **options)
     with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
-        delta_io_manager(load_settings(), [declare_asset(DAYS, Other)])
+        delta_io_manager(load_settings(), [declare_asset(DAYS, publishes(Visits, **options))])
 
     def by_region(orders: Annotated[DataFrame, Reads(FACT)]) -> DataFrame: ...
 
     by_region.__qualname__ = by_region.__name__
     with pytest.raises(DeclarationError, match=f"by_region: .*{said}"):
-        table(Other)(by_region)
+        table(Visits, **options)(by_region)
 
 
 def test_bounds_of_columns():
     class Bounded(Visits):
         visits: T.LongType = Field(ge=0, gt=-1, lt=10, le=9)
 
-        class Config(Visits.Config): ...
-
-    assert {*Table("home", Bounded).check_constraints.values()} == {
+    assert {*Table("home", Bounded, **OF_PAGE).check_constraints.values()} == {
         f"visits {bound}" for bound in (">= 0", "> -1", "< 10", "<= 9")
     }
 
@@ -317,18 +326,15 @@ def test_bounds_of_columns():
     ("wrong", "said"),
     [
         ({"skew": {"month": 0.2}}, "skew of month, which is no column of it that can be a key"),
-        ({"skew": {"page": 20}}, "skew of page beyond 20, which is no share between 0 and 1"),
+        ({"skew": {"page": 20}}, "skew of 'page' is 20: give a share between 0 and 1"),
         ({"drift": {"page": 0.2}}, "drift of page, which is no number and no boolean column"),
         ({"rules": {"a b": ("visits > 0", "Some.")}}, "a rule cannot be named 'a b'"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(wrong, said):
-    class Watched(Visits):
-        class Config(Visits.Config):
-            metadata: ClassVar = {**Visits.Config.metadata, **wrong}
-
+    metadata = publishes(Visits, **OF_PAGE, **wrong)
     with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
-        delta_io_manager(load_settings(), [declare_asset(DAYS, Watched)])
+        delta_io_manager(load_settings(), [declare_asset(DAYS, metadata)])
 
 
 def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
@@ -345,7 +351,7 @@ def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
     assert {row["run_date"]: row["customers"] for row in rows} == dict.fromkeys(
         (day(1), day(2), day(3)), 2
     )
-    (record,) = plain.ledger("customers_a_day", Spread).records
+    (record,) = plain.ledger("customers_a_day").records
     assert record.inputs[FACT.name] == pipeline.log(FACT.name).version()
 
 

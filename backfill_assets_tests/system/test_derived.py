@@ -147,7 +147,13 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
     assert read_ledgers(pipeline.deployment)["losing"].version is None
 
 
-@table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
+@table(
+    CustomerSpend,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["orders", "spend"],
+    checks=[conserves("orders", "amount", "spend")],
+)
 def losing(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame:
     return SPEND(orders.where("customer_id IS NOT NULL"))
 
@@ -205,13 +211,19 @@ def both(
         (both, [], "each table once"),
         (without_days, [], "needs inputs with days"),
         (fine, [conserves("order", None, "orders")], "no parameter order"),
-        (fine, [conserves("orders", None, "amount")], "none of the model's totals"),
+        (fine, [conserves("orders", None, "amount")], "none of the totals"),
         (fine, [conserves("orders", "amount", "spend")], "has no column amount"),
     ],
 )
 def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
     with pytest.raises(DeclarationError, match=said):
-        table(CustomerSpend, checks=checks)(function)
+        table(
+            CustomerSpend,
+            partition="run_date",
+            key=["customer_id"],
+            totals=["orders", "spend"],
+            checks=checks,
+        )(function)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +245,7 @@ def test_a_place_without_tables_is_a_bad_setting(given, said):
 TWICE = [RAW, RAW]
 
 
-@table(CustomerSpend)
+@table(CustomerSpend, partition="run_date", key=["customer_id"], totals=["orders", "spend"])
 def orders_whole(
     orders: Annotated[DataFrame, Reads(STAGED)],
     log: Annotated[DataFrame, Unpartitioned("raw_orders")],

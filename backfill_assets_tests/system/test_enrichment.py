@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -66,12 +66,6 @@ class OrderScore(pa.DataFrameModel):
     score: T.DecimalType(12, 6) = Field(description="Its score.")
     amount: T.DecimalType(18, 2) = Field(description="Its amount.")
 
-    class Config:
-        """One row for each order."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["order_id"], "totals": ["amount"]}
-
 
 SCORES = Lookup(
     "scores",
@@ -93,7 +87,13 @@ def scores_needed(orders: DataFrame) -> DataFrame:
     )
 
 
-@table(OrderScore, checks=[conserves("orders", "amount", "amount")])
+@table(
+    OrderScore,
+    partition="run_date",
+    key=["order_id"],
+    totals=["amount"],
+    checks=[conserves("orders", "amount", "amount")],
+)
 def order_scores(
     orders: Annotated[DataFrame, Reads(STAGED)],
     scores: Annotated[DataFrame, Answers(SCORES, of=scores_needed)],
@@ -379,7 +379,7 @@ def test_the_page_shows_the_module():
     assert code_blocks("docs/enrichment.md", "python") == [module]
 
 
-@table(OrderScore)
+@table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])
 def other_scores(
     orders: Annotated[DataFrame, Reads(STAGED)],
     scores: Annotated[DataFrame, Answers(replace(SCORES, reserve=0.1), of=scores_needed)],
@@ -415,4 +415,4 @@ def test_what_is_not_possible_is_refused():
         "rates": Annotated[DataFrame, Answers(RATES, lookup_requests)],
     }
     with pytest.raises(DeclarationError, match=r"the requests of rates are made of \['nothing'\]"):
-        table(OrderScore)(function)
+        table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])(function)

@@ -52,25 +52,25 @@ from backfill_assets_tests.helpers.pipeline import Pipeline, make_plan, order, r
 from backfill_assets_tests.neighbours import Revenue, summed, weekly
 
 
-@table(Revenue)
+@table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
 def monthly(orders: Annotated[DataFrame, Reads(FACT, MONTH)]) -> DataFrame:
     """Revenue of a month."""
     return summed(orders)
 
 
-@table(Revenue)
+@table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
 def monthly_again(months: Annotated[DataFrame, Reads(monthly)]) -> DataFrame:
     """The same, made of months."""
     return summed(months)
 
 
-@table(Revenue)
+@table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
 def from_sunday(orders: Annotated[DataFrame, Reads(FACT, week(starts="sunday"))]) -> DataFrame:
     """Revenue of a week that begins on Sunday."""
     return summed(orders)
 
 
-@table(Revenue)
+@table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
 def three_weeks(
     weeks: Annotated[DataFrame, Reads(from_sunday, previous(2, week(starts="sunday")))],
 ) -> DataFrame:
@@ -297,7 +297,7 @@ def test_what_no_month_can_be_made_of_is_refused() -> None:
     for function in functions:
         function.__qualname__ = function.__name__
         with pytest.raises(DeclarationError, match=function.__name__):
-            table(Revenue)(function)
+            table(Revenue, partition="week", key=[], totals=["orders", "revenue"])(function)
 
 
 @pytest.mark.parametrize("unit", [MONTH, week(starts="sunday")])

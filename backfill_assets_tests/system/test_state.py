@@ -49,7 +49,13 @@ from backfill_assets_tests.helpers.pipeline import (
 )
 
 
-@table(LifetimeValue)
+@table(
+    LifetimeValue,
+    partition="run_date",
+    key=["customer_id"],
+    totals=customer_lifetime_value.totals,
+    counts={"new customers": "first_order = run_date"},
+)
 def frozen_value(
     orders: Annotated[DataFrame, Reads(FACT)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

@@ -32,6 +32,7 @@ from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.shadow.build import target_tables
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of
+from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets_tests import version_tables_second as second
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import (
@@ -287,6 +288,17 @@ def test_what_cannot_be_declared():
         version_of(spent, 1)(second.spent_v2)
     with pytest.raises(DeclarationError, match="logged_v2: there is no parameter orders"):
         version_of(spent, 2)(second.logged_v2)
+
+
+def test_a_version_has_the_options_of_the_other_one_that_it_is_not_given():
+    spent = second.TABLES[-6]
+    same = version_of(spent, 2)(second.spent_v2)
+    assert [getattr(same, n) for n in OPTION_NAMES] == [getattr(spent, n) for n in OPTION_NAMES]
+    options = {"key": [], "totals": [], "merge": True, "drift": {"orders": 0.2}}
+    other = version_of(spent, 2, checks=[], **options)(second.spent_v2)
+    assert (other.partition, other.key, other.totals, other.merge) == ("run_date", (), (), True)
+    assert [*other.notices] == ["drift"]
+    assert [*version_of(other, 3, drift={})(second.spent_v2).notices] == []
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_what_no_week_can_be_made_of_is_refused() -> None:
     for function in (of_itself, of_days, by_day, as_known):
         function.__qualname__ = function.__name__
         with pytest.raises(DeclarationError, match=function.__name__):
-            table(Revenue)(function)
+            table(Revenue, partition="week", key=[], totals=["orders", "revenue"])(function)
 
 
 def test_the_weeks_in_dagster(weeks: Pipeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -28,19 +28,15 @@ class CohortValue(pa.DataFrameModel):
         description="Thirty days after the first order, or the last of these days that is there."
     )
 
-    class Config:
-        """One row for each customer who came on the day."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "first_order",
-            "key": ["customer_id"],
-            "totals": ["orders", "revenue"],
-            "counts": {"open values": f"through < date_add(first_order, {DAYS})"},
-        }
-
-
-@table(CohortValue, group="customers")
+@table(
+    CohortValue,
+    partition="first_order",
+    key=["customer_id"],
+    totals=["orders", "revenue"],
+    counts={"open values": f"through < date_add(first_order, {DAYS})"},
+    group="customers",
+)
 def cohort_value_30d(
     values: Annotated[DataFrame, Reads(customer_lifetime_value, following_days(DAYS))],
 ) -> DataFrame:

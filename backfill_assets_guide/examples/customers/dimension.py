@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -40,18 +40,15 @@ class CustomerVersion(pa.DataFrameModel):
     known_at: T.TimestampType = Field(description="Since when it is known (UTC): taken, and true.")
     logged_on: T.DateType = Field(description="Log day on which this version came first.")
 
-    class Config:
-        """One row for each change that was known, in its latest version."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "log_date",
-            "key": ["change_id"],
-            "rules": HISTORY.rules,
-        }
-
-
-@table(CustomerVersion, checks=HISTORY.checks, group="customers")
+@table(
+    CustomerVersion,
+    partition="log_date",
+    key=["change_id"],
+    rules=HISTORY.rules,
+    checks=HISTORY.checks,
+    group="customers",
+)
 def dim_customers(
     changes: Annotated[DataFrame, Reads(CUSTOMER_CHANGES.raw)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],

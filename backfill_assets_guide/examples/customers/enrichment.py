@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -42,16 +42,6 @@ class OrderInEuros(pa.DataFrameModel):
     in_euros: T.DecimalType(12, 6) = Field(description="The rate.")  # type: ignore[valid-type]
     amount_eur: T.DecimalType(18, 2) = Field(description="Amount in euros.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each order."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["order_id"],
-            "totals": ["amount", "amount_eur"],
-        }
-
 
 RATES = Lookup(
     "exchange_rates",
@@ -70,7 +60,14 @@ def rates_needed(orders: DataFrame) -> DataFrame:
     return orders.select("for_day", F.lit("USD").alias("currency"), F.col("for_day").alias("day"))
 
 
-@table(OrderInEuros, checks=[conserves("orders", "amount", "amount")], group="enrichment")
+@table(
+    OrderInEuros,
+    partition="run_date",
+    key=["order_id"],
+    totals=["amount", "amount_eur"],
+    checks=[conserves("orders", "amount", "amount")],
+    group="enrichment",
+)
 def fact_orders_eur(
     orders: Annotated[DataFrame, Reads(STAGED)],
     rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],

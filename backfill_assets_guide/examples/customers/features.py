@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -34,22 +34,15 @@ class Features(pa.DataFrameModel):
     # Null on days that were made before it was added.
     engagement_score: T.DecimalType(5, 2) = nullable(1.0, 1.0, "Days with an order, in percent.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each day and user."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "event_date",
-            "key": ["user_id"],
-            "totals": ["orders_30d", "revenue_30d"],
-            "merge": True,
-            "drift": {"orders_7d": 0.25, "revenue_30d": 0.25},
-            "rules": {"nothing_of_later": ("features_through <= event_date", "As known that day.")},
-        }
-
 
 @table(
     Features,
+    partition="event_date",
+    key=["user_id"],
+    totals=["orders_30d", "revenue_30d"],
+    rules={"nothing_of_later": ("features_through <= event_date", "As known that day.")},
+    drift={"orders_7d": 0.25, "revenue_30d": 0.25},
+    merge=True,
     checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
     group="training",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -26,23 +26,19 @@ class Labels(pa.DataFrameModel):
     label_from: T.DateType = Field(description="The first day that the label is made of.")
     label_through: T.DateType = Field(description="The last of the days after that is published.")
 
-    class Config:
-        """One row for each day and user."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "dt",
-            "key": ["user_id"],
-            "counts": {
-                "open labels": "label_state = 'open'",
-                "final labels": "label_state = 'final'",
-                "churned": "churned_30d",
-            },
-            "rules": {"nothing_of_before": ("label_from > dt", "The label begins after the day.")},
-        }
-
-
-@table(Labels, group="training")
+@table(
+    Labels,
+    partition="dt",
+    key=["user_id"],
+    rules={"nothing_of_before": ("label_from > dt", "The label begins after the day.")},
+    counts={
+        "open labels": "label_state = 'open'",
+        "final labels": "label_state = 'final'",
+        "churned": "churned_30d",
+    },
+    group="training",
+)
 def labels_daily(
     orders: Annotated[DataFrame, Reads(FACT, following_days(DAYS))],
     published: Annotated[DataFrame, Published(FACT, following_days(DAYS))],

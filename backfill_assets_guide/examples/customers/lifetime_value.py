@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -25,20 +25,13 @@ class LifetimeValue(pa.DataFrameModel):
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
     days_since_last: T.IntegerType = Field(ge=0, description="Days since the last order's day.")
 
-    class Config:
-        """One row for each day and each customer who has ordered by then."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "run_date",
-            "key": ["customer_id"],
-            "totals": _SUMS,
-            "counts": {"new customers": "first_order = run_date"},
-        }
-
 
 @table(
     LifetimeValue,
+    partition="run_date",
+    key=["customer_id"],
+    totals=_SUMS,
+    counts={"new customers": "first_order = run_date"},
     group="customers",
     checks=[conserves(source, sum_, sum_) for source in ("before", "orders") for sum_ in _SUMS],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -45,40 +45,11 @@ class EnrichedOrder(pa.DataFrameModel):
     known_at: T.TimestampType = nullable(1.0, 1.0, "Since when that was known (UTC).")
     logged_on: T.DateType = nullable(1.0, 1.0, "Log day on which it came.")
 
-    class Config:
-        """One row for each order."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "event_date",
-            "key": ["order_id"],
-            "totals": ["amount"],
-            "rules": no_leaks("order_ts", carries=_CARRIES, began="valid_from", known="known_at")
-            | {"logged_by_the_day": (f"{_LOGGED} event_date", "The log knew it by that day.")},
-        }
-
 
 class SettledOrder(EnrichedOrder):
     """An order with its customer as of the order's time, as far as that is known days later."""
 
     event_date: T.DateType = Field(description="Day of the order, in the business time zone.")
-
-    class Config(EnrichedOrder.Config):
-        """One row for each order."""
-
-        metadata: ClassVar = {
-            **EnrichedOrder.Config.metadata,
-            "rules": {
-                "began_by_order": (
-                    "valid_from IS NULL OR valid_from <= order_ts",
-                    "What the row carries began no later than the order.",
-                ),
-                "logged_in_time": (
-                    f"{_LOGGED} date_add(event_date, {SETTLES_AFTER})",
-                    f"The log knew it {SETTLES_AFTER} days after the order.",
-                ),
-            },
-        }
 
 
 def enrich_orders(orders: DataFrame, customers: DataFrame, cutoff: str | Column) -> DataFrame:
@@ -95,7 +66,16 @@ def enrich_orders(orders: DataFrame, customers: DataFrame, cutoff: str | Column)
     ).withColumnRenamed("for_day", "event_date")
 
 
-@table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")], group="customers")
+@table(
+    EnrichedOrder,
+    partition="event_date",
+    key=["order_id"],
+    totals=["amount"],
+    rules=no_leaks("order_ts", carries=_CARRIES, began="valid_from", known="known_at")
+    | {"logged_by_the_day": (f"{_LOGGED} event_date", "The log knew it by that day.")},
+    checks=[conserves("orders", "amount", "amount")],
+    group="customers",
+)
 def fact_orders_enriched(
     orders: Annotated[DataFrame, Reads(STAGED)],
     customers: Annotated[DataFrame, Reads(dim_customers)],
@@ -104,7 +84,24 @@ def fact_orders_enriched(
     return enrich_orders(orders, customers, cutoff="order_ts")
 
 
-@table(SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers")
+@table(
+    SettledOrder,
+    partition="event_date",
+    key=["order_id"],
+    totals=["amount"],
+    rules={
+        "began_by_order": (
+            "valid_from IS NULL OR valid_from <= order_ts",
+            "What the row carries began no later than the order.",
+        ),
+        "logged_in_time": (
+            f"{_LOGGED} date_add(event_date, {SETTLES_AFTER})",
+            f"The log knew it {SETTLES_AFTER} days after the order.",
+        ),
+    },
+    checks=[conserves("orders", "amount", "amount")],
+    group="customers",
+)
 def fact_orders_settled(
     orders: Annotated[DataFrame, Reads(STAGED)],
     customers: Annotated[DataFrame, Reads(dim_customers, following_days(SETTLES_AFTER))],

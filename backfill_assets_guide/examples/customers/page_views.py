@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -40,14 +40,15 @@ class DailyViews(pa.DataFrameModel):
     views: T.LongType = Field(ge=1, description="Number of views.")
     hours: T.LongType = Field(ge=1, le=24, description="Hours of the day with views.")
 
-    class Config:
-        """One row for each day and customer."""
 
-        strict = True
-        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["views"]}
-
-
-@table(DailyViews, group="customers", checks=[conserves("views", None, "views")])
+@table(
+    DailyViews,
+    partition="run_date",
+    key=["customer_id"],
+    totals=["views"],
+    group="customers",
+    checks=[conserves("views", None, "views")],
+)
 def page_views_daily(views: Annotated[DataFrame, Reads(PAGE_VIEWS.staged)]) -> DataFrame:
     """Page views of each day and customer."""
     customer = F.coalesce("customer_id", F.lit("unknown")).alias("customer_id")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -28,28 +28,24 @@ class Training(pa.DataFrameModel):
     features_through: T.DateType = Field(description="The newest log day in the features.")
     label_from: T.DateType = Field(description="The first day in the label.")
 
-    class Config:
-        """One row for each day and user; a day has none before its labels are final."""
 
-        strict = True
-        metadata: ClassVar = {
-            "partition": "dt",
-            "key": ["user_id"],
-            "totals": ["orders_30d", "revenue_30d"],
-            "rules": {
-                "features_end_with_the_day": (
-                    "features_through <= dt",
-                    "Nothing in the features became known after the day.",
-                ),
-                "labels_begin_after_the_day": (
-                    "label_from > dt",
-                    "Nothing in the label is of the day or before it.",
-                ),
-            },
-        }
-
-
-@table(Training, group="training")
+@table(
+    Training,
+    partition="dt",
+    key=["user_id"],
+    totals=["orders_30d", "revenue_30d"],
+    rules={
+        "features_end_with_the_day": (
+            "features_through <= dt",
+            "Nothing in the features became known after the day.",
+        ),
+        "labels_begin_after_the_day": (
+            "label_from > dt",
+            "Nothing in the label is of the day or before it.",
+        ),
+    },
+    group="training",
+)
 def training_daily(
     known: Annotated[DataFrame, Reads(features)],
     outcome: Annotated[DataFrame, Reads(labels_daily)],

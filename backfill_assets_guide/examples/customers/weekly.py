@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -22,19 +22,12 @@ class WeeklyOrders(pa.DataFrameModel):
     orders: T.LongType = Field(ge=1, description="Orders of the week.")
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
 
-    class Config:
-        """One row for each week and segment with orders."""
-
-        strict = True
-        metadata: ClassVar = {
-            "partition": "week",
-            "key": ["segment"],
-            "totals": ["orders", "revenue"],
-        }
-
 
 @table(
     WeeklyOrders,
+    partition="week",
+    key=["segment"],
+    totals=["orders", "revenue"],
     group="customers",
     checks=[conserves("orders", None, "orders"), conserves("orders", "amount", "revenue")],
 )
