@@ -206,6 +206,21 @@ def test_the_undo_of_an_undo_is_undone_by_an_undo():
     assert reverted_days(history, changes) == {day(1), day(2)}
 
 
+def test_an_undo_is_not_undone_where_an_earlier_undo_is():
+    """What the earlier backfill had written comes back, not what the undone one had."""
+    history = make_ledger(
+        make_record(1, [1]),
+        make_record(2, [1], backfill_id="b"),
+        undo_record(3, 1),
+        make_record(4, [1], backfill_id="c"),
+        undo_record(5, 3),
+        undo_record(6, 2),
+    )
+    changes = changed_days(history, commits_of("run-00000005"))
+    assert reverted_days(history, changes) == set()
+    assert overwritten_since(history, changes) == {day(1): history.records[-1]}
+
+
 def test_an_undo_is_not_undone_where_more_is_undone_after_it():
     history = make_ledger(
         make_record(1, [1]),

@@ -135,9 +135,10 @@ class RowOrigins:
         end = len(versions) if version is None else bisect_right(versions, version)
         own_origin, reverted = self.origin_at(day, change.version_after), False
         origin_before = self.origin_at(day, change.version_before)
-        oldest = own_origin if own_origin <= change.version_before else _NEVER_WRITTEN
+        is_undo = own_origin <= change.version_before
         for origin in origins[bisect_right(versions, change.version_after) : end]:
-            is_before = origin == origin_before or oldest <= origin <= change.version_before
+            older = not is_undo and origin <= change.version_before
+            is_before = older or origin == origin_before
             reverted = origin != own_origin and (reverted or is_before)
         return reverted
 
