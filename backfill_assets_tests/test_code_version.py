@@ -19,6 +19,7 @@ import pytest
 
 from backfill_assets import runtime_versions
 from backfill_assets.backfills.accept_code import days_by_reason
+from backfill_assets.calendar.reach import Reach
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
@@ -29,15 +30,16 @@ from backfill_assets.tables.code_version import (
     Code,
     _declaring_package,
     asset_version,
+    declare,
     format_code_change,
     git_state,
     parts_of_version,
     running_code,
     table_codes,
 )
-from backfill_assets.tables.graph import load_tables
+from backfill_assets.tables.graph import load_tables, tables_of
 from backfill_assets.tables.project_source import Project
-from backfill_assets.tables.reached_code import reach
+from backfill_assets.tables.reached_code import reach, text_digest
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import Lookup
@@ -620,6 +622,25 @@ def test_the_order_in_which_tables_are_declared_counts_for_nothing(before):
     assert imported_code("REORDERED").version == before.version
 
 
+#: The digests in the versions of the project's own tables.
+DIGESTS = """
+raw_visits 55c1018faa4a  raw_calls 9461ba6f9027  plain 6cd248bf02f9  by_helper cc710c28fbb8
+by_rate 1231ea603a32  by_udf d3bb6aa86d15  by_limit 90aa0237cc09  by_sql 2ac7cc19fd42
+by_path 0ae921e66526  by_enum d177e8603fc8  by_fees 58acc8cf36b9  by_dict efa4ec4f3a4b
+by_decorated 656532399529  by_partial 79198f36ab6f  by_lambda 3d39610df369  by_closure 585edc90fa11
+by_method e304e322aaec  by_recursion f6f50d8a80db  by_cached 6a252540262e  by_dispatch 9ce24be1ac23
+by_docstring cb7bb3b3088e  by_namespace 16122c37b584  by_module 9ee6ed5cc627  by_format b231b1e2d789
+by_nested 84f70ee24025  by_lazy_import b0a4b14d881a  by_getattr 2653a6a35d66  made ea0fa2240cbf
+made_v2 ffc9e1a73107
+"""
+
+
+def test_a_release_changes_no_version(before):
+    """With another text of code or values, all users would compute their tables again."""
+    digests = dict(re.findall(r"(\w+) (\w+)", DIGESTS))
+    assert {name: before.tables[name].rpartition("-")[2] for name in digests} == digests
+
+
 def test_another_process_and_another_hash_seed_give_the_same_versions(before, project):
     code = (
         "from backfill_assets.settings import load_settings\n"
@@ -676,6 +697,240 @@ def test_of_many_differences_the_first_are_told():
     assert format_code_change(old, new) == text
     assert format_code_change({}, new) == format_code_change(old, {}) == ""
     assert format_code_change({"a": "1"}, {"b": "1"}) == "b is new, a is gone"
+    three = dict([*new.items()][:3])
+    assert format_code_change(old, {**old, **three}) == "f → 0: 0 → 1, f → 1: 1 → 2, f → 2: 2 → 3"
+    # Of what has a digest, its name says enough.
+    assert format_code_change({"a": "0123456789ab"}, {"a": "1"}) == "a"
+    assert parts_of_version("none of this process") == {}
+
+
+#: A module of forms that code and values can have, each of which has a text of its own.
+FORMS = '''
+import asyncio
+import enum
+import functools
+import logging
+import os
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pyspark.sql.types as T
+from pyspark.sql.functions import udf
+
+if TYPE_CHECKING:
+    from forms.nowhere import Nobody
+
+LOOP = [1]
+LOOP.append({"again": LOOP})
+SHARED = ("shared",) * 3
+LONG = ["many characters"] * 60
+KINDS = [b"a", 1j, ..., range(3), {3, "3", None}, frozenset([2]), MappingProxyType({"k": 1})]
+OBJECTS = [OrderedDict(a=1), defaultdict(list, a=[2]), SimpleNamespace(b=5)]
+LIBRARY = [OrderedDict, len, "a".upper, {}.get, dict.fromkeys, os.path, functools.partial(int, base=2)]
+TYPES = [T.LongType(), T.ArrayType(T.StringType())]
+OTHERS = [os.environ, logging.getLogger("forms"), os.path.join, SHARED, SHARED]
+UDFS = [udf(lambda x: x, T.LongType()), udf(lambda x: x + 1, T.LongType()).asNondeterministic()]
+DEEP = {"a": {"b": [("c", {"d": 1})]}}
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Named(str):
+    """A text that is more."""
+
+
+class Outer:
+    limit: int = 3
+    unset: int
+
+    class Inner:
+        """Inner."""
+
+        depth = 2
+
+        @staticmethod
+        def static(x):
+            return x
+
+        @classmethod
+        def made(cls, x=Slotted):
+            return cls
+
+        @property
+        def own(self):
+            return self.depth
+
+    def method(self):
+        return self.Inner
+
+
+class Size(enum.IntFlag):
+    SMALL = 1
+    LARGE = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int = 0
+
+
+def local_class():
+    factor = 2
+
+    class Local(Point):
+        def scaled(self):
+            return self.x * factor
+
+    return Local
+
+
+LOCAL = local_class()
+MADE = type("Made", (Point,), {"z": 7, "__doc__": "None."})
+INSTANCES = [Slotted(1), Point(2), LOCAL(3), MADE(4), Outer.Inner, Named("t"), Size.SMALL, Outer().method]
+one, two = lambda x: x + 1, lambda x: x + 2
+
+
+def keyword(a, /, b, *rest, c=one, d: int = 2, **more):
+    return a, b, rest, c, d, more
+
+
+keyword.mark = "marked"
+
+
+def documented(x):
+    "Documented."
+    return x
+
+
+def reads_doc():
+    return documented.__doc__
+
+
+async def waiting(x):
+    async with x as y:
+        async for z in y:
+            await asyncio.sleep(z)
+
+
+def statements(x: object, *, y: object = None) -> object:
+    """All of them."""
+    import os.path
+    import forms.inside as inside
+    import forms.inside
+    from . import inside as again
+    from .inside import VALUE as value, not_there
+    from forms.missing import nothing
+
+    total: float = 1.5
+    later: int
+    if TYPE_CHECKING:
+        total = 2
+    else:
+        total = 3
+    while x:
+        x -= 1
+        if x == 3:
+            continue
+        break
+    try:
+        with open(x) as file, file:
+            pass
+    except (OSError, ValueError) as error:
+        raise KeyError("no") from error
+    finally:
+        del later
+    for n in range(x):
+        yield n
+    else:
+        yield from [a for a in x if a]
+    match x:
+        case [1, *others] | {"k": others}:
+            assert others, "none"
+        case Point(x=0) as p:
+            return p
+        case _:
+            pass
+
+    def nested(z: int = 1, *args: str) -> int:
+        nonlocal total
+        total = z if (w := z) else -w
+        return total
+
+    class Within:
+        name: str = "n"
+        other: int
+
+        def get(self):
+            return self.name
+
+    text = f"{x!r:>{total}} and {{}} {y}" "more" f"{inside.VALUE}"
+    data = {"a": x[1:2], **{}}, [*x], {1, 2}, not x, x < 1 <= 2, x and y or value, (yield)
+    call = import_module("forms.inside").VALUE, import_module(".inside", "forms").VALUE
+    name = import_module(x), __import__("forms.inside"), import_module("json"), import_module()
+    return text, data, call, name, nested, Within, again.VALUE, forms.inside.OTHER, nothing, not_there
+
+
+def everything(x):
+    return (
+        *(LOOP, SHARED, LONG, KINDS, OBJECTS, LIBRARY, TYPES, OTHERS, UDFS, DEEP, INSTANCES),
+        *(Outer, Size, LOCAL, MADE, one, two, keyword, reads_doc, waiting, statements),
+        x.upper().lower, no_such_name,
+    )
+'''
+
+
+def test_each_form_of_code_and_of_values_has_a_text(tmp_path, monkeypatch):
+    """The texts are the same in each release, process and version of Python."""
+    write_files(tmp_path, {"forms/__init__.py": FORMS, "forms/inside.py": "VALUE = 1\nOTHER = 2\n"})
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("forms", "forms.inside"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    project = Project()
+    project.add_declaring("forms")
+    code = reach({"use": import_project("forms").everything}, project)
+    told = {
+        "everything → LOOP": "[1,{'again':^2}]",
+        "everything → SHARED": "('shared','shared','shared')",
+        "everything → LONG": "e285b9cdd420",
+        "everything → DEEP": "{'a':{'b':[('c',{'d':1})]}}",
+        "Size → members": "{'SMALL':1,'LARGE':2}",
+        "Outer → limit": "3",
+        "Made → bases": "(@)",
+        "local_class.<locals>.Local → factor": "2",
+        "statements → value": "1",
+        "forms.inside → OTHER": "2",
+    }
+    assert {name: code.parts[name] for name in told} == told
+    assert text_digest("\n".join(map(str, code.parts.items()))) == "39ba31f3e189"
+    assert code.digest == "7f2833081027"
+
+
+def test_the_module_that_is_run_is_of_the_project(monkeypatch):
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.__spec__ = None
+    found = []
+    for file in ("/home/run.py", "/usr/lib/python3/dist-packages/run.py", None):
+        main.__file__ = file
+        found.append(Project().has("__main__"))
+    assert found == [True, False, False]
+
+
+def test_what_is_no_project():
+    project = Project()
+    project.add_declaring("backfill_assets.orders.tables")
+    assert project.roots == set()
+    names = ["sys", "json", "pyspark.sql", "py4j", "pandera", "backfill_assets.orders"]
+    assert not any(map(project.has, names))
 
 
 #: What cannot be followed, by what the message tells of it.
@@ -807,6 +1062,47 @@ def test_the_page_of_upgrades_tells_what_decides():
             assert f"`{name}`" in told, name
 
 
+#: Of tables of every kind, parts of the version that stand for fields of the declaration.
+PARTS = {
+    "fact_daily_orders_current": {
+        "rows of this package": "current-1-package-1",
+        "column orders": "[type \"long\",False,['orders >= 1']]",
+        "reads stg_orders": "{'table':'table stg_orders'}",
+        "source key": "('order_id')",
+        "source lines column amount": '[type "decimal(18,2)"]',
+        "totals": "['orders','revenue']",
+        "transform": "backfill_assets:fact_daily_orders",
+    },
+    "labels_daily": {
+        "published published": "21ae65affbcd",
+        "reads orders": "21ae65affbcd",
+        "rules": "{'nothing_of_before':'label_from > dt'}",
+    },
+    "fact_orders_eur": {"answers rates": "760884a75346", "conserved": "156c3ea8d2e9"},
+    "revenue_by_market": {"unpartitioned countries": "{'name':'countries'}", "key": "['market']"},
+    "stg_visits": {"source window_days": "3", "source name": "'visits'"},
+}
+
+
+def test_the_fields_of_a_declaration_are_parts_of_the_version():
+    place = "backfill_assets_tests.contracts.every_kind:TABLES"
+    codes = table_codes(tables_of(load_settings(tables=place)))
+    found = {
+        name: {part: codes[name].parts.get(part) for part in parts} for name, parts in PARTS.items()
+    }
+    assert found == PARTS
+    # What a setting decides of one table decides nothing of another.
+    assert "source window_days" not in codes["raw_visits"].parts
+
+
+def test_what_stands_for_a_declaration():
+    fact = TABLES["fact_daily_orders"]
+    assert declare(fact)["key"] == declare(fact.model)["key"] == ["customer_id"]
+    assert "column revenue" in declare(fact.model)
+    assert declare(Reach(before=2)) == ["Reach", {"before": 2}]
+    assert declare("a text") is declare(str) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "tables"),
     [
@@ -836,7 +1132,13 @@ def test_the_release_and_the_source_of_this_package_count_for_nothing(before, mo
 
 def test_a_library_that_is_declared_counts_by_its_version(before, monkeypatch):
     monkeypatch.setattr(code_version.importlib.metadata, "version", lambda _: "99.0")
-    assert changed_tables(before, imported_code()) == {"depending"}
+    after = imported_code()
+    assert changed_tables(before, after) == {"depending"}
+    assert after.tables["depending"] == "derived-1-179406863689"
+    parts = parts_of_version(after.tables["depending"])
+    names = {name for name in parts if name.startswith("depends_on")}
+    assert names == {"depends_on pyarrow", "depends_on rates.csv", "depends_on trees"}
+    assert parts["depends_on pyarrow"] == "99.0"
 
 
 @pytest.mark.parametrize(
@@ -862,6 +1164,26 @@ def test_a_version_can_be_read(before):
     kind, number, digest = before.tables["plain"].split("-")
     assert (kind, number, len(digest)) == ("derived", "1", 12)
     assert before.table_version("another") == before.version
+
+
+def test_the_code_of_a_table_is_read_once_in_a_process(project, monkeypatch):
+    code = imported_code()
+    monkeypatch.setattr(code_version, "reach", lambda *_, **__: pytest.fail("it is read again"))
+    assert running_code(load_settings(tables="shop.tables:TABLES")) == code
+
+
+def test_the_code_of_a_deployment_has_the_commit_of_its_project(project, monkeypatch):
+    states = {("of the image", "shop"): ("0123456789ab", False)}
+    monkeypatch.setattr(code_version, "git_state", lambda given, path: states[given, path.name])
+    forget_modules()
+    settings = load_settings(tables="shop.tables:TABLES", git_commit="of the image")
+    code = running_code(settings)
+    assert str(code) == f"{code.version} (commit 0123456789)"
+
+
+def test_the_version_of_all_tables_is_made_of_those_of_each():
+    digest = text_digest("a 1\nb 2")
+    assert code_version._version_of_all({"b": "2", "a": "1"}) == f"tables-{digest}"
 
 
 def test_of_many_tables_of_a_module_its_file_is_parsed_once(project, monkeypatch):
@@ -893,6 +1215,10 @@ def test_the_code_of_an_asset_is_what_its_function_reaches(project, code_after):
     code_after(("shop_rules.py", "return amount", "return amount * 2"))
     assert version() != old
     assert asset_version(table_codes, TABLES["fact_daily_orders"]) == ""
+    with pytest.raises(SettingsError, match="bad settings: fact_daily_orders: function → dead"):
+        code = "import threading\nLOCK = threading.Lock()\ndef dead():\n    return LOCK\n"
+        code_after(("shop/lazy.py", "", code + PROJECT["shop/lazy.py"]))
+        asset_version(import_project("shop.lazy").dead, TABLES["fact_daily_orders"])
 
 
 def test_a_project_that_is_installed(tmp_path, monkeypatch):
@@ -969,6 +1295,7 @@ def test_uncommitted_code_is_called_so(package):
     (package / "rules.py").write_text("W = 8\n")
     commit, dirty = git_state(None, package)
     assert (commit, dirty) == (run_git(package, "rev-parse", "HEAD"), True)
+    assert str(Code("v", commit, False)) == f"v (commit {commit[:10]})"
     assert str(Code("v", commit, dirty)) == f"v (commit {commit[:10]}, with uncommitted changes)"
 
 

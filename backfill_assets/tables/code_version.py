@@ -185,8 +185,7 @@ def asset_version(function: Callable[..., Any], table: Table) -> str:
         SettingsError: what it reaches cannot be followed.
     """
     project = Project()
-    module = getattr(function, "__module__", "")
-    if not project.has(module):
+    if not project.has(function.__module__):
         return ""
     code = _reach(table.name, {"function": function, **_declaration_fields(table)}, project, ())
     return f"asset-{ROWS_VERSION['asset']}-{code.digest}"
