@@ -36,18 +36,11 @@ from backfill_assets.publish.publication import CommitRaceError
 from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
+from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
-from backfill_assets.tables.table_options import (
-    OPTION_NAMES,
-    WHOLE_DAYS,
-    declared_key,
-    is_model,
-    refuse_metadata,
-    takes_options,
-)
 
 #: Ordinary assets are not in the graph of a deployment: each has its own inputs, on the same day.
 _NO_GRAPH = Graph({}, Policy(date.min, None, 0, 0, corrects=False, only_touched=False))
@@ -334,7 +327,7 @@ def _outcome_metadata(result: DayResult) -> dict[str, Any]:
 MODEL = "backfill_assets/model"
 
 
-@takes_options("publishes")
+@table_options.takes_options("publishes")
 def publishes(
     model: type[pa.DataFrameModel],
     *,
@@ -366,7 +359,9 @@ def publishes(
         DeclarationError: the model has options of a table in its `Config.metadata`. Values that do
             not fit are found when the definitions load.
     """
-    options = locals() | {"key": declared_key(f"publishes({model.__name__})", model, key)}
+    options = locals() | {
+        "key": table_options.declared_key(f"publishes({model.__name__})", model, key)
+    }
     return {MODEL: partial(Table, **options)}
 
 
@@ -397,8 +392,10 @@ def _build_asset_table(spec: dg.AssetSpec) -> Table:
         DeclarationError: the asset cannot be published.
     """
     name, partitions, build_table = spec.key.path[-1], spec.partitions_def, spec.metadata.get(MODEL)
-    if is_model(build_table):
-        refuse_metadata(build_table, f"metadata=publishes({build_table.__name__}", OPTION_NAMES)
+    if table_options.is_model(build_table):
+        table_options.refuse_metadata(
+            build_table, f"metadata=publishes({build_table.__name__}", table_options.OPTION_NAMES
+        )
     if not isinstance(build_table, partial):
         raise DeclarationError(
             f"{name}: the asset has no pandera model in its metadata, so its rows cannot be "
@@ -407,8 +404,9 @@ def _build_asset_table(spec: dg.AssetSpec) -> Table:
     if not _is_daily(partitions):
         kind = type(partitions).__name__ if partitions else "no partitions"
         raise DeclarationError(
-            f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. {WHOLE_DAYS}. A "
-            "table by week or month is declared by a function, with Reads(TABLE, WEEK) or MONTH"
+            f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. "
+            f"{table_options.WHOLE_DAYS}. A table by week or month is declared by a function, with "
+            "Reads(TABLE, WEEK) or MONTH"
         )
     table: Table = build_table(name=name)
     return table

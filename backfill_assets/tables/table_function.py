@@ -18,7 +18,7 @@ from backfill_assets.calendar.reach import (
     PartitionsReach,
     Reach,
 )
-from backfill_assets.tables import arguments
+from backfill_assets.tables import arguments, table_options
 from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.derived import (
     FIRST_FOR_DAY,
@@ -33,15 +33,6 @@ from backfill_assets.tables.derived import (
 )
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table
-from backfill_assets.tables.table_options import (
-    OPTION_NAMES,
-    declared_key,
-    model_argument,
-    suggest_name,
-    takes_options,
-    unique_columns,
-    wrong_sum,
-)
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
 
 #: The annotations that a parameter may have.
@@ -200,7 +191,7 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
 _PAIR = 2
 
 
-@takes_options("@table")
+@table_options.takes_options("@table")
 def table(
     model: type[pa.DataFrameModel],
     *,
@@ -278,7 +269,7 @@ def table(
     return partial(_declare_table, **locals())  # each argument, by its name
 
 
-@takes_options("@version_of")
+@table_options.takes_options("@version_of")
 def version_of(
     other: Derived,
     number: int,
@@ -338,10 +329,18 @@ def version_of(
         ],
     )
 
-    names = (*OPTION_NAMES, "model", "group", "frozen", "lineage", "depends_on", "first")
+    names = (
+        *table_options.OPTION_NAMES,
+        "model",
+        "group",
+        "frozen",
+        "lineage",
+        "depends_on",
+        "first",
+    )
     fields = {name: getattr(other, name) for name in names}
     fields |= {"checks": [*other.conserved, *other.forbidden], "retired": None}
-    if model and unique_columns(model):
+    if model and table_options.unique_columns(model):
         fields["key"] = ()
     fields |= {n: v for n, v in parameters.items() if n in fields and v is not None}
 
@@ -430,12 +429,12 @@ def _declare_table(
             f"{function.__qualname__}: a table needs a function in a module"
         )
     others = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
-    arguments.check_arguments(name, [model_argument(model), *others])
+    arguments.check_arguments(name, [table_options.model_argument(model), *others])
     inputs = inputs_of(function)
     derived = Derived(
         name=name,
         model=model,
-        key=declared_key(name, model, key),
+        key=table_options.declared_key(name, model, key),
         modules=(function.__module__, model.__module__, *inputs.request_modules),
         depends_on=tuple(_resolve_dependency(dependency, function) for dependency in depends_on),
         transform=function,
@@ -464,7 +463,7 @@ def _check_table(derived: Derived) -> Derived:
         if check.parameter not in derived.reads:
             raise arguments.DeclarationError(
                 f"{derived.name}: there is no parameter {check.parameter}"
-                f"{suggest_name(check.parameter, derived.reads)}"
+                f"{table_options.suggest_name(check.parameter, derived.reads)}"
             )
         if check.total not in derived.totals:
             raise arguments.DeclarationError(
@@ -474,9 +473,11 @@ def _check_table(derived: Derived) -> Derived:
         if check.column is not None and check.column not in source.columns:
             raise arguments.DeclarationError(
                 f"{derived.name}: {source.name} has no column {check.column}"
-                f"{suggest_name(check.column, source.columns)}"
+                f"{table_options.suggest_name(check.column, source.columns)}"
             )
-        if check.column and (problem := wrong_sum(source.columns[check.column].dtype.type)):
+        if check.column and (
+            problem := table_options.wrong_sum(source.columns[check.column].dtype.type)
+        ):
             raise arguments.DeclarationError(
                 f"{derived.name}: {source.name}.{check.column} is conserved and {problem}"
             )
