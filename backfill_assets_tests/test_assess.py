@@ -185,7 +185,9 @@ def test_each_day_of_a_run_has_its_own_reason():
     def find_reasons(requested: Container[date] = (), **now: str) -> dict[int, str]:
         snapshot = snapshot_table(facts, [staged], fingerprints=fingerprints, **now)
         assessments = assess(snapshot, FACT.name, fingerprints, requested=requested)
-        assert not any(a.obstacle or a.on_hold or a.follows for a in assessments.values())
+        assert not any(
+            a.obstacle or a.on_hold or a.follows_previous_day for a in assessments.values()
+        )
         return {(d - START).days + 1: a.reason for d, a in assessments.items() if a.reason}
 
     new = dict.fromkeys((2, 3), "new input: stg_orders")

@@ -74,7 +74,7 @@ def _forecast_day(
         reason = assess.new_input_reason(assessment.changing_inputs)
     elif reason:
         certain = True
-    waits = f"waits for the day before of {table}" if assessment.follows else ""
+    waits = f"waits for the day before of {table}" if assessment.follows_previous_day else ""
     return DayForecast(
         DayOutcome.COMPUTED if certain else DayOutcome.DEPENDS,
         "; ".join(filter(None, [reason, waits])),

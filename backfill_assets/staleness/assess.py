@@ -52,7 +52,8 @@ class DayAssessment:
         digest: of what the day would be built from now.
         reason: why it must be computed; empty if it is published with its current inputs, code and
             settings.
-        follows: of a stateful table, whether the day before is computed, which may change this one.
+        follows_previous_day: of a stateful table, whether the day before is computed, so that
+            this one may change.
         on_hold: whether a person decided against the rows that the inputs give, or, of a stateful
             table, against those of a day that it follows.
         obstacle: what keeps it from being computed; None if nothing does.
@@ -61,7 +62,7 @@ class DayAssessment:
 
     digest: str
     reason: str = ""
-    follows: bool = False
+    follows_previous_day: bool = False
     on_hold: bool = False
     obstacle: Obstacle | None = None
     changing_inputs: Sequence[str] = ()
@@ -69,7 +70,7 @@ class DayAssessment:
     @property
     def is_current(self) -> bool:
         """Whether the day is published and need not be computed."""
-        return not (self.reason or self.follows)
+        return not (self.reason or self.follows_previous_day)
 
     @property
     def can_change(self) -> bool:
@@ -149,7 +150,7 @@ def follow_days(
             obstacle = Obstacle(previous.obstacle.kind, text, origin)
             assessment = replace(assessment, obstacle=obstacle)
         elif previous.can_change:
-            assessment = replace(assessment, follows=True)
+            assessment = replace(assessment, follows_previous_day=True)
         ordered[day] = assessment
     return ordered
 
