@@ -16,6 +16,7 @@ import pytest
 
 from backfill_assets import settings as settings_module
 from backfill_assets.audit.verdicts import Expectation, judge_days
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import RAW, REJECTED, STAGED
 from backfill_assets.publish import lineage
 from backfill_assets.publish.io_manager import DataFrameIOManager
@@ -108,16 +109,8 @@ def test_a_run_and_its_undo(engine, spark, tmp_path, monkeypatch):
 
 def send(log: list[str]) -> float:
     """Send events of nothing in particular, as a step does; seconds that it took."""
-    manager = DataFrameIOManager(
-        engine=Engine.from_settings(load_settings()),
-        warehouse="/w",
-        code_version="c",
-        config_digest="d",
-        code_versions={},
-        config_digests={},
-        tables="backfill_assets.orders.tables:TABLES",
-        lineage="shop",
-    )
+    settings = load_settings(lineage="shop", warehouse="/w")
+    manager = DataFrameIOManager(Deployment(settings), Engine.from_settings(settings))
     start = monotonic()
     with dg.build_op_context() as context:
         context.log.warning = log.append
