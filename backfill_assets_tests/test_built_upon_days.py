@@ -25,7 +25,6 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.assess import (
     DayAssessment,
     Obstacle,
-    ObstacleKind,
     find_state_obstacle,
     follow_days,
     new_input_reason,
@@ -74,7 +73,7 @@ def split_days(
         failed={balance.name: failed},
     )
     due = window if due is None else due
-    full_disk = Obstacle(ObstacleKind.MISSING_INPUT, "the disk is full")
+    full_disk = Obstacle("the disk is full")
     assessments = {
         d: DayAssessment(
             "",

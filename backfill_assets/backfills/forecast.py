@@ -63,8 +63,9 @@ def _forecast_day(
     snapshot: Snapshot, table: str, day: date, assessment: assess.DayAssessment, rewrite: bool
 ) -> DayForecast:
     if obstacle := assessment.obstacle:
-        other_settings = obstacle.kind is assess.ObstacleKind.OTHER_SETTINGS
-        return DayForecast(DayOutcome.OTHER_SETTINGS if other_settings else DayOutcome.LACKING)
+        return DayForecast(
+            DayOutcome.OTHER_SETTINGS if obstacle.other_settings else DayOutcome.LACKING
+        )
     if not assessment.can_change:
         return DayForecast(DayOutcome.IDENTICAL)
     # What is computed in any case may also come out as published.

@@ -4,7 +4,6 @@
 returns, each over a snapshot of its own.
 """
 
-import enum
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,26 +21,19 @@ from backfill_assets.tables.derived import carries_state
 REQUESTED = "asked for"
 
 
-class ObstacleKind(enum.Enum):
-    """What keeps a day from being computed."""
-
-    MISSING_INPUT = "an input day is not published"
-    FAILED_INPUT = "an input day failed in this run"
-    OTHER_SETTINGS = "an input day was made under other settings"
-
-
 class Obstacle(NamedTuple):
-    """Why a day cannot be computed now.
+    """Why a day cannot be computed now: an input day is missing, failed, or of other settings.
 
     Attributes:
-        kind: of the obstacle.
         text: for a person.
         origin: of a stateful table, what keeps an earlier day from being computed, and so this one.
+        other_settings: whether an input day was made under other settings; otherwise it is missing,
+            or failed in this run.
     """
 
-    kind: ObstacleKind
     text: str
     origin: str = ""
+    other_settings: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ def follow_days(
         elif previous.obstacle and (assessment.reason or assessment.changing_inputs):
             origin = previous.obstacle.origin or f"{table}[{day - DAY}] was not published"
             text = f"it is built upon earlier days, and {origin}"
-            obstacle = Obstacle(previous.obstacle.kind, text, origin)
+            obstacle = Obstacle(text, origin, previous.obstacle.other_settings)
             assessment = replace(assessment, obstacle=obstacle)
         elif previous.can_change:
             assessment = replace(assessment, follows_previous_day=True)
@@ -251,7 +243,7 @@ def find_obstacles(
     references = snapshot.ledgers[table].references
     if missing := [name for name, content in references.items() if content is None]:
         text = f"there is no table {', '.join(missing)}"
-        obstacles = dict.fromkeys(days, Obstacle(ObstacleKind.MISSING_INPUT, text))
+        obstacles = dict.fromkeys(days, Obstacle(text))
     for dependency in snapshot.inputs_of(table):
         name = dependency.source.name
         if name == table and not own:
@@ -265,16 +257,16 @@ def find_obstacles(
                         f"{name}[{format_ranges(other_days)}] was made under other settings; "
                         "rebuild these days first"
                     )
-                    obstacles.setdefault(day, Obstacle(ObstacleKind.OTHER_SETTINGS, text))
+                    obstacles.setdefault(day, Obstacle(text, other_settings=True))
         failed, published = snapshot.failed.get(name, ()), source.published_days
         for day in days:
             needed = snapshot.required_days(dependency, day)
             if failed_days := [d for d in needed if d in failed]:
                 text = f"{name}[{format_ranges(failed_days)}] failed in this run"
-                obstacles[day] = Obstacle(ObstacleKind.FAILED_INPUT, text)
+                obstacles[day] = Obstacle(text)
             elif missing_days := [d for d in needed if d not in published]:
                 text = f"{name}[{format_ranges(missing_days)}] has never been published"
-                obstacles[day] = Obstacle(ObstacleKind.MISSING_INPUT, text)
+                obstacles[day] = Obstacle(text)
     return obstacles
 
 
@@ -282,9 +274,9 @@ def find_state_obstacle(snapshot: Snapshot, table: str, day: date) -> Obstacle |
     """Return what keeps a day from being built from the published day before; None if nothing."""
     ledger, day_before = snapshot.ledgers[table], day - DAY
     (dependency,) = (d for d in snapshot.inputs_of(table) if d.source.name == table)
-    kind, origin = ObstacleKind.MISSING_INPUT, ""
+    other_settings, origin = False, ""
     if day_before in snapshot.failed.get(table, ()):
-        kind, origin = ObstacleKind.FAILED_INPUT, f"{table}[{day_before}] failed in this run"
+        origin = f"{table}[{day_before}] failed in this run"
     elif not snapshot.required_days(dependency, day):
         earlier_days = [earlier for earlier in ledger.published_days if earlier < day]
         if earlier_days and not {day, day_before} & ledger.published_days:
@@ -296,11 +288,11 @@ def find_state_obstacle(snapshot: Snapshot, table: str, day: date) -> Obstacle |
     elif day_before not in ledger.published_days:
         origin = f"{table}[{day_before}] has never been published"
     elif day_before in snapshot.other_settings_days(table):
-        kind = ObstacleKind.OTHER_SETTINGS
+        other_settings = True
         origin = f"{table}[{day_before}] was made under other settings; rebuild it first"
-    return (
-        Obstacle(kind, f"it is built upon earlier days, and {origin}", origin) if origin else None
-    )
+    if not origin:
+        return None
+    return Obstacle(f"it is built upon earlier days, and {origin}", origin, other_settings)
 
 
 def _changing_inputs(

@@ -329,16 +329,8 @@ def version_of(
         ],
     )
 
-    names = (
-        *table_options.OPTION_NAMES,
-        "model",
-        "group",
-        "frozen",
-        "lineage",
-        "depends_on",
-        "first",
-    )
-    fields = {name: getattr(other, name) for name in names}
+    others = ("model", "group", "frozen", "lineage", "depends_on", "first")
+    fields = {name: getattr(other, name) for name in (*table_options.OPTION_NAMES, *others)}
     fields |= {"checks": [*other.conserved, *other.forbidden], "retired": None}
     if model and table_options.unique_columns(model):
         fields["key"] = ()
