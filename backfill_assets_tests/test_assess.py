@@ -16,7 +16,9 @@ from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit, Provenance
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.staleness import assess as assess_module
 from backfill_assets.staleness.assess import (
+    Obstacle,
     assess,
     days_on_hold,
     new_input_reason,
@@ -195,6 +197,28 @@ def test_each_day_of_a_run_has_its_own_reason():
     assert find_reasons(days(1, 2, 4)) == {1: "asked for", **new, 5: "never published"}
     assert find_reasons(code="newer")[1] == "other code"
     assert find_reasons(settings="newer")[1] == "other settings"
+
+
+def test_other_code_is_told_by_what_differs_if_that_is_on_record(monkeypatch):
+    parts = {"newer": {"RATE": "0.19"}, "other": {}}
+    monkeypatch.setattr(assess_module, "parts_of_version", parts.__getitem__)
+    built = set_fingerprint(record(3, days(1)), code_version="old", code_parts={"RATE": "0.21"})
+    snapshot = snapshot_table(ledger(FACT, built), code="newer")
+    reason = recompute_reason(snapshot, FACT.name, day(1), "fingerprint")
+    assert reason.startswith("other code: ")
+    assert "0.21 → 0.19" in reason
+    unknown = snapshot_table(ledger(FACT, set_fingerprint(built, code_parts={})), code="other")
+    assert recompute_reason(unknown, FACT.name, day(1), "fingerprint") == "other code"
+
+
+def test_a_day_is_not_built_without_a_whole_table_that_it_reads():
+    facts = replace(ledger(FACT), references={"rates": None, "countries": None, "markets": "1"})
+    staged = ledger(STAGED, record(1, days((1, 9))))
+    obstacles = {
+        assessment.obstacle
+        for assessment in assess(snapshot_table(facts, [staged]), FACT.name, days(1, 2)).values()
+    }
+    assert obstacles == {Obstacle("there is no table rates, countries")}
 
 
 # --- days that a person put on hold ---------------------------------------------------------------

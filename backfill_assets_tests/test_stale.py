@@ -358,6 +358,10 @@ def test_days_that_only_follow_a_final_day_wait_for_the_person_who_builds_it():
     reason = StaleReason({STAGED.name: staged.records[-1]})
     assert by_number(stale.open[running_total.name]) == {3: reason, 4: reason}
     assert stale.all_days(running_total.name) == days((1, 4))
+    # Also where a day between them waits.
+    staged = ledger(STAGED, record(0, days((1, 4))), record(1, days(1, 4)))
+    stale = stale_days(staged, ledger(running_total, built))
+    assert by_number(stale.open[running_total.name]).keys() == {4}
 
 
 # --- what an input makes due ----------------------------------------------------------------------
