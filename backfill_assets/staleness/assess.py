@@ -248,7 +248,7 @@ def find_obstacles(
         name = dependency.source.name
         if name == table and not own:
             continue
-        source = snapshot.expected_ledgers[name]
+        source = snapshot.planned.get(name, snapshot.ledgers[name])
         if other_settings := snapshot.other_settings_days(name):
             deciding = dependency.reach.deciding_days(source)
             for day in days:
@@ -303,7 +303,7 @@ def _changing_inputs(
     for dependency in snapshot.inputs_of(table):
         name = dependency.source.name
         if name in snapshot.planned and table not in snapshot.digests:
-            for day in snapshot.days_depending_on(table, digests, name, snapshot.planned[name]):
+            for day in snapshot.changed_days(table, digests, snapshot.planned[name]):
                 inputs_by_day.setdefault(day, []).append(name)
     return inputs_by_day
 

@@ -7,12 +7,11 @@ of a comparison are other snapshots of this type.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cached_property
 from typing import Self
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.tables.code_version import Code
@@ -34,7 +33,8 @@ class Snapshot:
             what has landed, or of rows that are restored.
         changes: by table and day, what changed in the input, where it is known better than by the
             name of an input.
-        planned: by table, the days that may change before its downstream tables are built.
+        planned: by table whose days may change before its downstream tables are built, its ledger
+            after that, in which their content is unknown.
         failed: by table, the days that the run in question has failed to publish.
         asset_inputs: the inputs of ordinary assets, which are not in the graph.
     """
@@ -46,7 +46,7 @@ class Snapshot:
     config_digests: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, Mapping[date, str]] = field(default_factory=dict)
     changes: Mapping[str, Mapping[date, str]] = field(default_factory=dict)
-    planned: Mapping[str, Collection[date]] = field(default_factory=dict)
+    planned: Mapping[str, HypotheticalLedger] = field(default_factory=dict)
     failed: Mapping[str, Collection[date]] = field(default_factory=dict)
     asset_inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -79,18 +79,10 @@ class Snapshot:
 
     def with_planned(self, table: str, days: Collection[date]) -> Self:
         """Return the snapshot in which some days of a table may change, in addition."""
-        return replace(self, planned={**self.planned, table: days}) if days else self
-
-    @cached_property
-    def expected_ledgers(self) -> Ledgers:
-        """The ledgers after what is planned: the content of these days is unknown."""
-        return {
-            **self.ledgers,
-            **{
-                name: HypotheticalLedger.from_ledger(self.ledgers[name], days)
-                for name, days in self.planned.items()
-            },
-        }
+        if not days:
+            return self
+        ledger = HypotheticalLedger.from_ledger(self.ledgers[table], days)
+        return replace(self, planned={**self.planned, table: ledger})
 
     def input_digests(self, table: str, days: Iterable[date]) -> dict[date, str]:
         """Return the input digests of days of a table, by what its inputs hold now."""
@@ -113,9 +105,16 @@ class Snapshot:
         if not days or not changing_days:
             return set()
         ledger = HypotheticalLedger.from_ledger(self.ledgers[source], changing_days)
-        changed = replace(self, ledgers={**self.ledgers, source: ledger})
-        current, hypothetical = self.input_digests(table, days), changed.input_digests(table, days)
-        return {day for day in days if current[day] != hypothetical[day]}
+        return self.changed_days(table, self.input_digests(table, days), ledger)
+
+    def changed_days(self, table: str, digests: Mapping[date, str], source: Ledger) -> set[date]:
+        """Return the days of a table that have other input digests with another ledger of an input.
+
+        `digests` are those of now.
+        """
+        changed = replace(self, ledgers={**self.ledgers, source.table.name: source})
+        hypothetical = changed.input_digests(table, digests)
+        return {day for day, digest in digests.items() if hypothetical[day] != digest}
 
     def other_settings_days(self, table: str) -> frozenset[date]:
         """Return the published days of a table that were built under other settings than now.
@@ -125,6 +124,5 @@ class Snapshot:
         digest = self.config_digests.get(table)
         if digest is None:
             return frozenset()
-        return (
-            self.ledgers[table].under_other_settings(digest).difference(self.planned.get(table, ()))
-        )
+        planned = self.planned[table].changing_days if table in self.planned else ()
+        return self.ledgers[table].under_other_settings(digest).difference(planned)
