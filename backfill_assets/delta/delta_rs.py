@@ -279,10 +279,11 @@ RACE_ATTEMPTS = 30
 
 
 def race_attempts() -> Iterator[int]:
-    """Yield the attempts of a commit that other commits may come before, with a wait after each."""
+    """Yield the attempts of a commit that other commits may come before, with waits between."""
     for attempt in range(1, RACE_ATTEMPTS + 1):
+        if attempt > 1:
+            time.sleep(race_wait(attempt - 1))
         yield attempt
-        time.sleep(race_wait(attempt))
 
 
 def race_wait(attempt: int) -> float:
