@@ -27,36 +27,29 @@ from backfill_assets import (
 from backfill_assets.orders.tables import DailyOrders, OrderLine
 from backfill_assets_guide.examples.customers.enrichment import RATES, OrderInEuros, rates_needed
 from backfill_assets_guide.examples.web_events import VISITS
+from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS
 from backfill_assets_tests.skewed_tables import order_counts, taken
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance(
     orders: Annotated[DataFrame, Reads(STAGED)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def compared(
     facts: Annotated[DataFrame, Reads(FACT)],
     of: Annotated[DataFrame, Reads(balance, PREVIOUS_DAY)],
 ) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def weekly(of: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame: ...
 
 
@@ -105,27 +98,19 @@ TABLES = [
 ]
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def monthly(days: Annotated[DataFrame, Reads(balance, MONTH)]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def two_weeks(weeks: Annotated[DataFrame, Reads(weekly, previous(1, WEEK))]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def settled(orders: Annotated[DataFrame, Reads(STAGED, following_days(2))]) -> DataFrame: ...
 
 
-@table(
-    DailyOrders, partition="run_date", key=["customer_id"], totals=["orders", "revenue"], merge=True
-)
+@table(DailyOrders, **FACT_OPTIONS)
 def balance_of_settled(
     orders: Annotated[DataFrame, Reads(settled)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
