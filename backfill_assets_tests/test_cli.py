@@ -15,7 +15,7 @@ import click
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.cli import cli, main
+from backfill_assets.cli import added_commands, cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
@@ -109,6 +109,41 @@ def test_help_has_an_example_that_can_be_typed(name, monkeypatch, capsys, tmp_pa
         assert command is not None
         with command.make_context(name, words, parent=click.Context(cli, obj=Output())) as context:
             assert context.params.keys() == {p.name for p in command.params if p.expose_value}
+
+
+def test_a_command_of_another_package(monkeypatch, capsys, tmp_path):
+    """It runs by its name, is in the help, and replaces no command of this package."""
+    (tmp_path / "greeting.py").write_text(
+        "import click\n"
+        "class GreetingError(Exception): ...\n"
+        "from backfill_assets.cli.output import command\n"
+        "@command('greet Anna')\n"
+        "@click.argument('name')\n"
+        "def greet(out, name):\n"
+        '    """Greet somebody."""\n'
+        "    if name == 'nobody': raise GreetingError('there is nobody')\n"
+        "    out.print_text(f'Good morning, {name}')\n"
+    )
+    metadata = tmp_path / "greeting-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[backfill_assets.commands]\ngreet = greeting:greet\nshow = greeting:greet\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    added_commands.cache_clear()
+    try:
+        assert main(["greet", "Anna"]) == 0
+        assert capsys.readouterr().out == "Good morning, Anna\n"
+        assert main(["greet", "nobody"]) == 3
+        assert refusal_message(capsys, "greet").endswith("there is nobody\n")
+        assert main(["--help"]) == 0
+        assert re.search(r"  greet +Greet somebody\.", capsys.readouterr().out)
+        assert "'greet'?" in usage_error(capsys, "greett")
+        assert main(["show", "--help"]) == 0
+        assert "Greet" not in capsys.readouterr().out
+    finally:
+        added_commands.cache_clear()
 
 
 def test_completion(monkeypatch, capsys):

@@ -3,12 +3,15 @@
 Running assets is Dagster's part (`dagster asset materialize`, the UI); there is no load path here.
 `materialize` runs them by Dagster, for days with gaps, which its own command does not take.
 A module for each family of commands. They load Dagster, Spark and the tables when a command runs,
-so that help and completion are quick.
+so that help and completion are quick. Another package adds a command by an entry point in the group
+`backfill_assets.commands`: a name, and a function that `output.command` made a command.
 """
 
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import click
@@ -43,7 +46,6 @@ _FAMILIES = {
         "migrate": "upkeep",
         "forget": "upkeep",
     },
-    "Learning": {"lab": "learning", "drill": "learning"},
     "Deployment": {
         "init": "deployment",
         "ui": "deployment",
@@ -53,8 +55,6 @@ _FAMILIES = {
         "settings": "deployment",
         "night": "night",
         "jars": "deployment",
-        "sample": "deployment",
-        "cdnow": "deployment",
         "progress": "deployment",
     },
 }
@@ -84,36 +84,46 @@ Example:
 """
 
 
+@cache
+def added_commands() -> dict[str, EntryPoint]:
+    """The commands of other packages by name; none replaces a command of this package."""
+    points = sorted(entry_points(group="backfill_assets.commands"), key=lambda point: point.name)
+    return {point.name: point for point in points if point.name not in _MODULES}
+
+
 class _LazyCommands(click.Group):
     """Imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_MODULES)
+        return [*_MODULES, *added_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
-            self.commands = {
-                name: _load_command(name) for name in _MODULES
-            }  # click suggests the most similar name
-            return None
-        return _load_command(cmd_name)
+        if cmd_name in _MODULES or cmd_name in added_commands():
+            return _load_command(cmd_name)
+        # click suggests the most similar name
+        self.commands = {name: _load_command(name) for name in self.list_commands(ctx)}
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, names in _FAMILIES.items():
-            with formatter.section(heading):
-                rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
-                formatter.write_dl(rows)
+        for heading, names in {**_FAMILIES, "Of other packages": added_commands()}.items():
+            rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def _load_command(name: str) -> click.Command:
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), _FUNCTIONS.get(name, name))
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), _FUNCTIONS.get(name, name))
+    return added_commands()[name].load()
 
 
 def _explains_itself(error: Exception) -> bool:
     """Whether an error's message is enough: ours, and those of files, tables and Dagster."""
     if isinstance(error, (OSError, ValueError)):
         return True
-    if type(error).__module__.startswith(("backfill_assets.", "backfill_assets_guide.")):
+    modules = ("backfill_assets", *(point.module for point in added_commands().values()))
+    if type(error).__module__.partition(".")[0] in {name.partition(".")[0] for name in modules}:
         return True
     from deltalake.exceptions import DeltaError
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import dagster_home, json_option, port_option
@@ -34,8 +33,6 @@ from backfill_assets.settings import (
 
 if TYPE_CHECKING:
     from backfill_assets.doctor.checks import Check, CheckResult, ReportLine
-
-_SAMPLE_DAYS = 28
 
 
 @command("ui", "ui --port 3001")
@@ -156,63 +153,6 @@ def _fetch_jars(out: Output, settings: Settings, options: Collection[str] = ()) 
     if archive and not archive.exists():
         out.print_note("Putting the engine's classes together, once, so that it starts faster ...")
         make_class_archive(settings.jars)
-
-
-@command("sample --days 28")
-@click.option(
-    "--days",
-    type=click.IntRange(min=1),
-    default=_SAMPLE_DAYS,
-    show_default=True,
-    help="So many arrival days, from BACKFILL_ASSETS_START on.",
-)
-@click.pass_context
-def sample(ctx: click.Context, out: Output, days: int) -> None:
-    """Write sample landing data, unless there is some."""
-    settings = load_settings()
-    if "://" in settings.landing:
-        out.print_text(
-            f"{settings.landing} is no local folder: no sample orders are written there."
-        )
-        return
-    from backfill_assets_guide.sample.landings import SOURCE
-
-    landing = Path(settings.landing)
-    if (landing / SOURCE).exists():
-        if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
-            out.print_text(
-                f"{landing} has orders already: it stays as it is, whatever --days says."
-            )
-        return
-    from backfill_assets_guide.sample.clearing import write_file_list
-    from backfill_assets_guide.sample.landings import write_invented_landing
-
-    others = landing.is_dir() and any(landing.iterdir())
-    out.print_note(f"Writing {days} days of sample orders to {landing} ...")
-    write_invented_landing(
-        landing,
-        start=settings.start,
-        days=days,
-        window_days=settings.window_days,
-    )
-    if not others:
-        write_file_list(landing)
-
-
-@command("cdnow CDNOW_master.txt")
-@click.argument("master", type=click.Path(path_type=Path))
-def cdnow(out: Output, master: Path) -> None:
-    """Turn CDNOW_master.txt into landing data.
-
-    MASTER is the path of that file.
-    """
-    settings = load_settings()
-    if "://" in settings.landing:
-        raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
-    from backfill_assets_guide.sample.landings import write_cdnow_landing
-
-    rows = write_cdnow_landing(master, Path(settings.landing))
-    out.print_text(f"{rows} purchases written to {settings.landing}")
 
 
 @command("progress < run.log")

@@ -1,0 +1,1 @@
+"""The commands `lab`, `drill`, `sample` and `cdnow`: entry points of `backfill-assets`."""
