@@ -14,11 +14,11 @@ from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets import Source, nullable
-from backfill_assets.assets.raw_rows import read_versions
 from backfill_assets.landing.formats import lines_schema
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import sql_conditions, wrong_checks
 from backfill_assets.tables.table import Table
+from backfill_assets.transforms.raw_rows import read_versions
 
 NAN, INFINITY = math.nan, math.inf
 #: By check: the type of the column, what is declared, values that pass, values that do not.

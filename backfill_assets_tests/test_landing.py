@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.assets.raw_rows import read_versions
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as reading
 from backfill_assets.landing.files import Control, LandingFiles, probe_files, read_lines
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.transforms.raw_rows import read_versions
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 

@@ -20,14 +20,8 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import derived, raw_expectations, raw_load, staging
-from backfill_assets.assets.raw_rows import (
-    REASON,
-    FileCounts,
-    ParsedFiles,
-    RetainedRows,
-    read_versions,
-)
+from backfill_assets.assets import derived, raw_load, staging
+from backfill_assets.audit import raw_expectations
 from backfill_assets.audit.verdicts import (
     DayMetrics,
     Expectation,
@@ -58,6 +52,13 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table_function import table
 from backfill_assets.transforms import dedup
+from backfill_assets.transforms.raw_rows import (
+    REASON,
+    FileCounts,
+    ParsedFiles,
+    RetainedRows,
+    read_versions,
+)
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -676,7 +677,7 @@ def expected_day(
         {day(1): LoadTarget(LoadManifest(), listed)},
         RetainedRows(),
         Window(day(1), day(2)),
-        ledger(source.raw),
+        raw_expectations.PublishedCounts({}, {}, ()),
         raw_expectations.RejectedLimits(0.01, 0.05, 0.5),
         (),
     )

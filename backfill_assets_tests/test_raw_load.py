@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.raw_rows import (
+from backfill_assets.orders.tables import ORDER_LINES, RAW, REJECTED
+from backfill_assets.transforms.raw_rows import (
     accepted_rows,
     is_ambiguous,
     parse_decimal,
@@ -23,7 +24,6 @@ from backfill_assets.assets.raw_rows import (
     read_versions,
     rejected_rows,
 )
-from backfill_assets.orders.tables import ORDER_LINES, RAW, REJECTED
 from backfill_assets_tests.helpers import orders_model
 
 FIELDS = ORDER_LINES.fields

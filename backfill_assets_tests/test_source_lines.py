@@ -22,13 +22,6 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.raw_rows import (
-    accepted_rows,
-    count_lines_by_file,
-    parse_timestamp,
-    read_versions,
-    rejected_rows,
-)
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
@@ -42,6 +35,13 @@ from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
 from backfill_assets.tables.sources import Source
+from backfill_assets.transforms.raw_rows import (
+    accepted_rows,
+    count_lines_by_file,
+    parse_timestamp,
+    read_versions,
+    rejected_rows,
+)
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"

@@ -20,7 +20,7 @@ from backfill_assets.assets.input_frames import (
 )
 from backfill_assets.assets.log_lines import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
-from backfill_assets.audit.verdicts import Expectation, exact_sums, sum_exactly, total_value
+from backfill_assets.audit.verdicts import Expectation, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY
@@ -29,7 +29,7 @@ from backfill_assets.delta.records import CommitNotes
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.spark.frames import Cache
+from backfill_assets.spark.frames import Cache, exact_sums
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.derived import (
     FIRST_FOR_DAY,

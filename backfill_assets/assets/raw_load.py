@@ -14,8 +14,8 @@ import dagster as dg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import raw_expectations, raw_rows
 from backfill_assets.assets.table_asset import delta_assets, yield_outputs
+from backfill_assets.audit import raw_expectations
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -33,6 +33,7 @@ from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
+from backfill_assets.transforms import raw_rows
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,14 @@ class RawLoader:
             computed = replace(
                 computed,
                 expectations=raw_expectations.raw_expectations(
-                    source, parsed_files, targets, retained, plan.days, log, limits, self.accepted
+                    source,
+                    parsed_files,
+                    targets,
+                    retained,
+                    plan.days,
+                    _published_counts(log, plan.days),
+                    limits,
+                    self.accepted,
                 ),
                 log_change=LogChange(
                     source,
@@ -276,6 +284,15 @@ class RawLoader:
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
 
+def _published_counts(log: Ledger, days: Window) -> raw_expectations.PublishedCounts:
+    records = {day: record for day in days if (record := log.current_record(day))}
+    return raw_expectations.PublishedCounts(
+        {day: record.rows for day, record in records.items()},
+        {day: record.days[day].entries for day, record in log.latest.items()},
+        log.published_days,
+    )
+
+
 def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """Build the assets of a source's log and rejected lines: one step, as files are read once."""
     tables = [source.raw, source.rejected]
@@ -288,7 +305,7 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
     )
     def read_source(context: dg.AssetExecutionContext) -> Iterator:
         tags = context.run.tags
-        accepted = {name.strip() for name in tags.get(types.ACCEPT_TAG, "").split(",")} - {""}
+        accepted = tags.get(raw_expectations.ACCEPT_TAG, "").split(",")
         close = tags.get(types.CLOSE_TAG, "").lower() == "true"
         with cache_frames() as cache:
             loader = RawLoader(
@@ -296,7 +313,7 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
                 source,
                 context.resources.io_manager,
                 cache,
-                frozenset(accepted),
+                frozenset(name.strip() for name in accepted) - {""},
                 close,
             )
             yield from yield_outputs(

@@ -7,10 +7,9 @@ writes anything, and neither uses Dagster.
 import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import date
-from decimal import Context, Decimal, localcontext
+from decimal import Decimal
 from functools import reduce
 from statistics import median
 from types import MappingProxyType
@@ -304,11 +303,6 @@ def total_value(value: int | Decimal | None, zero: int | Decimal) -> int | Decim
         return zero
     whole = isinstance(zero, int) and isinstance(value, Decimal) and value == int(value)
     return int(value) if whole else value
-
-
-def exact_sums() -> AbstractContextManager[Context]:
-    """A context for sums of totals in Python, which rounds to 28 digits by default."""
-    return localcontext(prec=76)
 
 
 def measure_days(

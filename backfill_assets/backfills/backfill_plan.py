@@ -152,7 +152,7 @@ class BackfillRequest(BaseModel, frozen=True):
         write_mode: as the run tag of that name.
         rewrite: also compute and write identical days.
         accept: names of landing files that may remove orders, and other approvals; see
-            `publish.types.ACCEPT_TAG`.
+            `audit.raw_expectations.ACCEPT_TAG`.
         reason: why, for the record.
     """
 

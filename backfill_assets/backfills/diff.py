@@ -16,13 +16,13 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.report import ReportTable
+from backfill_assets.spark.frames import exact_sums
 from backfill_assets.tables.table import ENTRY_PREFIX, Figure, Table
 
 

@@ -11,6 +11,7 @@ from datetime import date
 
 import dagster as dg
 
+from backfill_assets.audit.raw_expectations import ACCEPT_TAG
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
@@ -123,7 +124,7 @@ def _submit_stage(
         types.REWRITE_TAG: str(request.rewrite).lower(),
     }
     if request.accept:
-        tags[types.ACCEPT_TAG] = ",".join(request.accept)
+        tags[ACCEPT_TAG] = ",".join(request.accept)
     if request.max_parallel:
         tags[PARALLEL_TAG] = str(request.max_parallel)
     if request.max_retries is not None:

@@ -2,7 +2,7 @@
 
 `listing` lists the files, `formats` reads lines of text and `parquet` Parquet files. Fields are
 text, or values of a Parquet column; what they mean (a timestamp, money, a log day) is decided in
-`assets.raw_rows`.
+`transforms.raw_rows`.
 """
 
 import json

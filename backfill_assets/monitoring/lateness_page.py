@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within, total_within
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.deployment import Deployment
+from backfill_assets.spark.frames import exact_sums
 from backfill_assets.tables.sources import Source
 
 #: Rows of `tables.source_models.ArrivalLateness`, as they come from the table.

@@ -25,9 +25,6 @@ REWRITE_TAG = "backfill_assets/rewrite"
 #: How a run writes: `overwrite` replaces whole days, `merge` changes their rows by the natural key
 #: in the tables that allow it.
 WRITE_MODE_TAG = "backfill_assets/write_mode"
-#: What a person accepts: names of replaced files as `arrival_date=YYYY-MM-DD/name`, `rows`,
-#: `rejected`, separated by commas; see `assets.raw_expectations`.
-ACCEPT_TAG = "backfill_assets/accept"
 #: A run with this tag set to `true` closes its arrival days that have no folder.
 CLOSE_TAG = "backfill_assets/close"
 #: A run with this tag set to `none` calls no service and uses cached answers only.

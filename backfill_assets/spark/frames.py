@@ -5,8 +5,9 @@ import re
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
+from decimal import Context, localcontext
 from hashlib import sha256
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -35,6 +36,11 @@ def create_frame(
     dicts = [dict(zip(struct.names, map(_to_utc, row), strict=True)) for row in rows]
     table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
     return spark.createDataFrame(table, struct)
+
+
+def exact_sums() -> AbstractContextManager[Context]:
+    """A context for sums of Spark's decimals in Python, which rounds to 28 digits by default."""
+    return localcontext(prec=76)
 
 
 def _to_utc(value: Any) -> Any:

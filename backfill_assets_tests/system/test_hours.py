@@ -11,10 +11,10 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 
+from backfill_assets.audit.raw_expectations import ACCEPT_TAG
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window, days_of_run
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.publish.types import ACCEPT_TAG
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, run_undo, run_verify
 from backfill_assets_tests.neighbours import TAPS, Taps, taps_by_hour
 

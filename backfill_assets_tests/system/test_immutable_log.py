@@ -12,6 +12,7 @@ import dagster as dg
 import msgspec
 import pytest
 
+from backfill_assets.audit.raw_expectations import ACCEPT_TAG
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files
@@ -19,7 +20,7 @@ from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, MonitoringSnapshot, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
-from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.impact import LogChange

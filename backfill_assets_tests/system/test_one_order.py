@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.raw_rows import accepted_rows, read_versions
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, TABLES
 from backfill_assets.transforms.dedup import with_event_day
+from backfill_assets.transforms.raw_rows import accepted_rows, read_versions
 from backfill_assets_tests.helpers.docs_pages import PAGES, code_blocks
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 

@@ -14,7 +14,6 @@ from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import raw_rows
 from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
@@ -24,7 +23,7 @@ from backfill_assets.publish.publication import AuditedDays
 from backfill_assets.publish.publisher import Destination
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.staleness.unloaded import loaded_manifests
-from backfill_assets.transforms import dedup
+from backfill_assets.transforms import dedup, raw_rows
 from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (

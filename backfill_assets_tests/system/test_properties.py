@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import derived, raw_rows, staging
+from backfill_assets.assets import derived, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets.staleness import impact
-from backfill_assets.transforms import dedup
+from backfill_assets.transforms import dedup, raw_rows
 from backfill_assets_tests.helpers.landing_strategies import DAYS, batches
 from backfill_assets_tests.helpers.landing_truth import sum_facts
 from backfill_assets_tests.helpers.orders_model import current_facts, run_model

@@ -11,13 +11,12 @@ import dagster as dg
 import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
-from backfill_assets.assets import raw_rows
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, STAGED
 from backfill_assets.settings import load_settings
-from backfill_assets.transforms import dedup
+from backfill_assets.transforms import dedup, raw_rows
 from backfill_assets_tests.helpers.orders_model import run_model
 
 LEAP_DAY = date(2024, 2, 29)

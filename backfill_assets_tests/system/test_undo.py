@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.assets import backfill_jobs
+from backfill_assets.audit.raw_expectations import ACCEPT_TAG
 from backfill_assets.backfills import undo as undoing
 from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of
@@ -26,7 +27,7 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW, REJECTED, STAGED
 from backfill_assets.publish.publication import AuditedDays
-from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests

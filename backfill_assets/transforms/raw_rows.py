@@ -11,14 +11,13 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.verdicts import exact_sums
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.formats import LACKING, PROBLEM, TEXT, identifier_fields
 from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.landing.parquet import original_line
-from backfill_assets.spark.frames import create_frame
+from backfill_assets.spark.frames import create_frame, exact_sums
 from backfill_assets.tables.columns import sql_conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table

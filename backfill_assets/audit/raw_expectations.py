@@ -4,25 +4,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
-from typing import Self
+from typing import Any, Self
 
-from backfill_assets.assets.raw_rows import (
+from backfill_assets.audit import verdicts
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.deployment import Deployment
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
+from backfill_assets.landing.load_manifest import LoadTarget
+from backfill_assets.tables.sources import Source
+from backfill_assets.transforms.raw_rows import (
     MOST_KEYS,
     FileCounts,
     LoadTargets,
     ParsedFiles,
     RetainedRows,
 )
-from backfill_assets.audit import verdicts
-from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.deployment import Deployment
-from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
-from backfill_assets.landing.load_manifest import LoadTarget
-from backfill_assets.publish.types import ACCEPT_TAG
-from backfill_assets.tables.sources import Source
 
+#: The tag of a run that says what a person accepts: names of replaced files as
+#: `arrival_date=YYYY-MM-DD/name`, and the values below, separated by commas.
+ACCEPT_TAG = "backfill_assets/accept"
 #: Values of `ACCEPT_TAG` besides the names of files.
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 #: A day that keeps a smaller share of its rows is not published unless a person accepts it.
@@ -55,13 +56,28 @@ class RejectedLimits:
         )
 
 
+@dataclass(frozen=True)
+class PublishedCounts:
+    """What is published of the log, to compare days with.
+
+    Attributes:
+        rows: by day, its rows as last published; without days that others changed since.
+        entries: by day, the entries of its latest record, also of a day that was removed since.
+        days: the published days.
+    """
+
+    rows: Mapping[date, int]
+    entries: Mapping[date, Mapping[str, Any]]
+    days: Collection[date]
+
+
 def raw_expectations(
     source: Source,
     parsed_files: ParsedFiles,
     targets: LoadTargets,
     retained: RetainedRows,
     window: Window,
-    log: Ledger,
+    log: PublishedCounts,
     limits: RejectedLimits,
     accepted: Collection[str],
 ) -> dict[date, verdicts.Expectation]:
@@ -235,12 +251,12 @@ def _first_messages(text: str, names: Sequence[str]) -> list[str]:
     return [*messages, text.format(f"{more} more")] if more > 0 else messages
 
 
-def _missing_early_lines(log: Ledger, day: date, parsed_files: ParsedFiles) -> int:
+def _missing_early_lines(log: PublishedCounts, day: date, parsed_files: ParsedFiles) -> int:
     """Return how many early lines a never loaded day lacks, as files of the day before are gone."""
-    before = log.latest.get(day - DAY)
-    if before is None or day in log.published_days:
+    before = log.entries.get(day - DAY)
+    if before is None or day in log.days:
         return 0
-    early_count = int(before.days[day - DAY].entries.get("early", 0))
+    early_count = int(before.get("early", 0))
     return max(
         0,
         early_count
@@ -251,7 +267,7 @@ def _missing_early_lines(log: Ledger, day: date, parsed_files: ParsedFiles) -> i
 
 
 def _day_warnings(
-    source: Source, parsed_files: ParsedFiles, day: date, target: LoadTarget, log: Ledger
+    source: Source, parsed_files: ParsedFiles, day: date, target: LoadTarget, log: PublishedCounts
 ) -> list[str]:
     """Return the warnings with which a day is published."""
     warnings = _first_messages(
@@ -306,27 +322,23 @@ def _control_problems(
 
 
 def _fewer_rows_problems(
-    log: Ledger, day: date, rows: int, target: LoadTarget, accepted: Collection[str]
+    log: PublishedCounts, day: date, rows: int, target: LoadTarget, accepted: Collection[str]
 ) -> list[str]:
     """Return why a day that would lose most of its rows is held back; empty if accepted."""
-    published = log.current_record(day)
-    if (
-        published is None
-        or published.rows < verdicts.MIN_JUDGED_ROWS
-        or rows >= published.rows * _ROW_SHARE
-    ):
+    published = log.rows.get(day, 0)
+    if published < verdicts.MIN_JUDGED_ROWS or rows >= published * _ROW_SHARE:
         return []
     if set(accepted) & {FEWER_ROWS, *target.files_to_read, *target.dropped}:
         return []
     return [
-        f"{rows} rows where the published version has {published.rows}; if that is right, launch "
+        f"{rows} rows where the published version has {published}; if that is right, launch "
         f"the day with the tag {ACCEPT_TAG} = {FEWER_ROWS}"
     ]
 
 
 def rejected_share(
     source: Source,
-    log: Ledger,
+    log: PublishedCounts,
     day: date,
     counts: FileCounts,
     limits: RejectedLimits,
@@ -354,12 +366,11 @@ def rejected_share(
     return verdicts.Severity.OK, text
 
 
-def _usual_share(log: Ledger, day: date) -> float | None:
+def _usual_share(log: PublishedCounts, day: date) -> float | None:
     """Return the median share of rejected lines of the days before; None if they are too few."""
     shares = []
     for before in Window(day - verdicts.TRAILING_DAYS * DAY, day):
-        record = log.latest.get(before)
-        entries = record.days[before].entries if record else {}
+        entries = log.entries.get(before, {})
         if landed := int(entries.get("landed", 0)):
             shares.append(int(entries.get("rejected", 0)) / landed)
     return median(shares) if len(shares) >= verdicts.ENOUGH_DAYS else None
