@@ -1,5 +1,5 @@
-"""The name in `dagster.yaml`, which outlives a release. See `dagster_ext.launcher`."""
+"""The name in `dagster.yaml`, which outlives a release. See `serve.launcher`."""
 
-from backfill_assets.dagster_ext.launcher import WatchingRunLauncher
+from backfill_assets.serve.launcher import WatchingRunLauncher
 
 __all__ = ["WatchingRunLauncher"]

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from datetime import date
 from difflib import get_close_matches
 from functools import cache
@@ -479,3 +480,20 @@ def _show_value(value: object, place: str = "") -> str:
 
 def _is_hidden(value: str, place: str) -> bool:
     return place.startswith("spark_conf") or is_secret(place) or is_secret(value)
+
+
+#: The file in DAGSTER_HOME that a running deployment locks; it has the UI's port.
+DEPLOYMENT_LOCK = "deployment.lock"
+
+
+def find_ui_url(settings: Settings, home: str) -> str:
+    """The UI's URL: as set, else that of the home's latest deployment on this machine."""
+    if "ui_url" not in settings.model_fields_set:
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return parse_ui_url((Path(home) / DEPLOYMENT_LOCK).read_text())
+    return settings.ui_url
+
+
+def parse_ui_url(lock_text: str) -> str:
+    """The UI's URL from the text of a deployment's lock file."""
+    return f"http://127.0.0.1:{int(json.loads(lock_text)['port'])}"

@@ -20,9 +20,9 @@ from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, materialize, outcomes
-from backfill_assets.dagster_ext.supervisor import lock_home
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
+from backfill_assets.serve.supervisor import lock_home
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.command_line import (

@@ -1249,18 +1249,6 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, module)
 
 
-def test_the_old_name_of_the_examples_is_the_same_module():
-    code = (
-        "import backfill_assets.examples.customers as by_old_name\n"
-        "import backfill_assets_guide.examples.customers as customers\n"
-        "import backfill_assets.examples\n"
-        "assert by_old_name is customers is backfill_assets.examples.customers\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "backfill_assets_guide.examples now; the old name goes" in result.stderr
-
-
 # --- git ------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from backfill_assets.spark import servers
-from backfill_assets.spark.servers import HealthProbe
+from backfill_assets.serve import servers
+from backfill_assets.serve.servers import HealthProbe
 
 ANSWERED, REFUSED, HANGS = "", "raise SystemExit(1)", "import time; time.sleep(60)"
 

@@ -11,20 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.dagster_ext.supervisor import (
+from backfill_assets.serve.supervisor import (
     TakenError,
-    find_ui_url,
     listen_on_port,
     lock_home,
     make_home_private,
 )
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import find_ui_url, load_settings
 from backfill_assets_tests.helpers.paths import PROJECT
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from backfill_assets.dagster_ext.supervisor import lock_home
+from backfill_assets.serve.supervisor import lock_home
 with lock_home(Path(sys.argv[1]), 3017):
     print("held", flush=True)
     time.sleep(600)

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from backfill_assets.spark import servers
-from backfill_assets.spark.jars import EngineError
-from backfill_assets.spark.servers import (
+from backfill_assets.spark import connect
+from backfill_assets.spark.connect import (
     ENGINE_VARIABLE,
     channel_builder,
     port_users,
     raise_if_foreign_port,
 )
+from backfill_assets.spark.jars import EngineError
 from backfill_assets_tests.helpers.paths import PROJECT
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -83,7 +83,7 @@ def test_lists_are_read_where_the_kernel_does_not_answer(monkeypatch):
     def refuse(_port: int) -> set[int]:
         raise PermissionError
 
-    monkeypatch.setattr(servers, "_query_listeners", refuse)
+    monkeypatch.setattr(connect, "_query_listeners", refuse)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert port_users(server.getsockname()[1]) == {os.geteuid()}
     assert port_users(1) == set()
@@ -93,12 +93,12 @@ def test_a_protocol_that_the_kernel_has_no_answer_for():
     """Its refusal is in the message that ends the list."""
     unknown = 99
     with pytest.raises(OSError, match="No such file or directory"):
-        servers._query_listeners(1, unknown)
+        connect._query_listeners(1, unknown)
 
 
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
     monkeypatch.delattr(socket, "AF_NETLINK")
-    monkeypatch.setattr(servers, "_SOCKETS", (tmp_path / "tcp",))
+    monkeypatch.setattr(connect, "_SOCKETS", (tmp_path / "tcp",))
     assert port_users(1) is None
     raise_if_foreign_port(1)
 

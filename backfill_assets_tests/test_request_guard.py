@@ -18,9 +18,9 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.applications import Starlette
 
 from backfill_assets.cli import main
-from backfill_assets.dagster_ext import supervisor
-from backfill_assets.dagster_ext.supervisor import PasswordFile, write_password
-from backfill_assets.dagster_ext.webserver import RequestGuard, guard_app
+from backfill_assets.serve import supervisor
+from backfill_assets.serve.supervisor import PasswordFile, write_password
+from backfill_assets.serve.webserver import RequestGuard, guard_app
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests.helpers.command_line import refusal_message
 from backfill_assets_tests.helpers.process_kills import wait_for

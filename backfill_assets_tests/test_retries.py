@@ -55,7 +55,7 @@ from backfill_assets.dagster_ext.failures import (
     raise_if_engine_failed,
     retry_later,
 )
-from backfill_assets.dagster_ext.launcher import PROCESS_TAG
+from backfill_assets.dagster_ext.run_locks import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.monitoring.alerts import Incident
 from backfill_assets.monitoring.incidents import disk_failures

@@ -18,12 +18,12 @@ from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.records import CommitDetails, CommitNotes
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.lateness_page import key_figures, render_page
 from backfill_assets.publish.types import ComputedDays
+from backfill_assets.settings import find_ui_url
 from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.staleness.finality import window_closed_at

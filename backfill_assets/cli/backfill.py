@@ -14,10 +14,9 @@ from click.core import ParameterSource
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import ReportTable
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import find_ui_url, load_settings
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -45,8 +45,8 @@ def ui(out: Output, port: int) -> Status:
     settings = load_settings()
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
-    from backfill_assets.dagster_ext.supervisor import listen_on_port, lock_home, run_deployment
     from backfill_assets.doctor.machine import describe_configuration
+    from backfill_assets.serve.supervisor import listen_on_port, lock_home, run_deployment
 
     if message := describe_configuration(Path(folder)):
         out.print_note(message)
@@ -80,7 +80,7 @@ def password(out: Output, name: str) -> None:
         secret = sys.stdin.readline().rstrip("\n")
     if not secret:
         raise CannotRunError("an empty password is none; nothing was changed")
-    from backfill_assets.dagster_ext.supervisor import write_password
+    from backfill_assets.serve.supervisor import write_password
 
     write_password(path, name, secret)
     out.print_note(f"{name} may use the UI, from its next start on: {path}")

@@ -179,7 +179,7 @@ def dagster_home(note: Callable[[str], None] | None = None) -> str:
     Raises:
         CannotRunError: Dagster would refuse it.
     """
-    from backfill_assets.dagster_ext.supervisor import make_home_private
+    from backfill_assets.serve.supervisor import make_home_private
 
     value = os.environ.get("DAGSTER_HOME", "")
     folder = Path(value).expanduser()

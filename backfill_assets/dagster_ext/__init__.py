@@ -1,1 +1,1 @@
-"""Extensions of Dagster: executor, launcher, retries, storage; all of its private names."""
+"""Extensions of Dagster: executor, code server, retries, storage; all of its private names."""

@@ -39,7 +39,7 @@ def _end_with_fork_server(fork_server: int) -> None:
 
     Dagster's code server learns from the fork server how runs end. Without it, the code server
     takes the runs for dead and they are launched again. If the code server is gone as well, the run
-    goes on, see `launcher`.
+    goes on, see `run_locks`.
     """
     while os.getppid() == fork_server:
         time.sleep(0.5)

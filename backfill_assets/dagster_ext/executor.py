@@ -42,7 +42,7 @@ from dagster._core.execution.step_dependency_config import (
 from dagster._utils.error import SerializableErrorInfo
 
 from backfill_assets.dagster_ext import failures
-from backfill_assets.dagster_ext.launcher import hold_run_lock
+from backfill_assets.dagster_ext.run_locks import hold_run_lock
 
 #: Seconds for an interrupted step to report its end.
 _GRACE_SECONDS = 3.0

@@ -18,7 +18,7 @@ from dagster._core.definitions.selector import (
     PartitionsSelector,
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-from dagster._core.errors import DagsterError
+from dagster._core.errors import DagsterError, DagsterUserCodeUnreachableError
 from dagster._core.events import (
     DagsterEvent,
     DagsterEventBatchMetadata,
@@ -32,9 +32,11 @@ from dagster._core.execution.backfill import (
     PartitionBackfill,
 )
 from dagster._core.execution.context.system import StepExecutionContext
+from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.runs import InMemoryRunStorage, SqliteRunStorage
 from dagster._core.storage.tags import (
@@ -47,9 +49,12 @@ from dagster._core.storage.tags import (
     WILL_RETRY_TAG,
 )
 from dagster._core.utils import make_new_backfill_id
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from dagster._serdes import ConfigurableClassData
+from dagster._utils.log import configure_loggers
 
 __all__ = [
     "AUTO_RETRY_RUN_ID_TAG",
@@ -71,10 +76,12 @@ __all__ = [
     "BaseAssetGraph",
     "BulkActionStatus",
     "BulkActionsFilter",
+    "CheckRunHealthResult",
     "ConfigurableClassData",
     "DaemonCursorStorage",
     "DagsterError",
     "DagsterEvent",
+    "DagsterUserCodeUnreachableError",
     "PartitionBackfill",
     "PartitionRangeSelector",
     "PartitionsByAssetSelector",
@@ -82,6 +89,11 @@ __all__ = [
     "PartitionsSubset",
     "ReconstructableRepository",
     "SensorDaemon",
+    "SqliteEventLogStorage",
+    "WorkerStatus",
+    "WorkspaceFileTarget",
+    "WorkspaceProcessContext",
+    "configure_loggers",
     "get_and_update_asset_status_cache_value",
     "get_daemon_statuses",
     "make_new_backfill_id",

@@ -18,8 +18,8 @@ import dagster as dg
 from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.dagster_ext.eventlog import LocalStorage
 from backfill_assets.dagster_ext.internals import DagsterError
-from backfill_assets.dagster_ext.supervisor import TakenError, listen_on_port
 from backfill_assets.doctor.checks import CheckResult, note, ok, wrong
+from backfill_assets.serve.supervisor import TakenError, listen_on_port
 from backfill_assets.settings import Settings, is_secret
 from backfill_assets.spark import known_jars
 from backfill_assets.spark.configuration import master_url, spark_config

@@ -25,10 +25,9 @@ from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG
 from backfill_assets.calendar.partitions import Window, days_of_run, to_windows
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import run_failure_message
-from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_chat
-from backfill_assets.settings import PREFIX
+from backfill_assets.settings import PREFIX, find_ui_url
 
 Key = tuple[str, str, str]
 #: How large an incident is: a number by aspect, such as an amount or a failed check.

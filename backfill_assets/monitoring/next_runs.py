@@ -19,7 +19,7 @@ from backfill_assets.backfills.stages import RECONCILE_JOB
 from backfill_assets.backfills.state_store import active_launches
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
-from backfill_assets.dagster_ext.launcher import is_run_alive
+from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment

@@ -23,7 +23,7 @@ from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
-from backfill_assets.dagster_ext.launcher import is_run_alive
+from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.ledger_reader import read_ledgers

@@ -1,1 +1,1 @@
-"""Spark: sessions, servers, Java, jars, file systems."""
+"""Spark: sessions, clients of servers, Java, jars, file systems."""

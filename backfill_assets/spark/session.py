@@ -31,7 +31,7 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
-from backfill_assets.spark import jars, servers
+from backfill_assets.spark import connect, jars
 from backfill_assets.spark.configuration import small_data_config, spark_config, used_stores
 from backfill_assets.spark.frames import SMALL_DATA_ROWS
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
@@ -305,8 +305,8 @@ class Engine(LazyPySparkResource):
             config = self.spark_config
             if "spark.remote" in config:
                 session = _server_session(config)
-                servers.raise_if_incompatible(session, config)
-                servers.raise_if_unsafe_commits(session, config, self.stores)
+                connect.raise_if_incompatible(session, config)
+                connect.raise_if_unsafe_commits(session, config, self.stores)
             else:
                 session = _embedded_session(config)
             self._spark_session = session
@@ -324,7 +324,7 @@ class Engine(LazyPySparkResource):
     @contextmanager
     def _explain_server_errors(self) -> Iterator[None]:
         url = self.spark_config["spark.remote"]
-        address = servers.hide_token(url)
+        address = connect.hide_token(url)
         try:
             yield
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -403,7 +403,7 @@ def _open_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
     """Open one more session, which does not become the default or active one."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    session: Any = RemoteSession(connection=servers.channel_builder(url))
+    session: Any = RemoteSession(connection=connect.channel_builder(url))
     _session_builder(url, config)._apply_options(session)  # noqa: SLF001 - as `getOrCreate` does
     return session
 
@@ -412,7 +412,7 @@ def _session_builder(url: str, config: Mapping[str, Any]) -> Any:
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     session_conf = {name: value for name, value in config.items() if name != "spark.remote"}
-    return RemoteSession.builder.channelBuilder(servers.channel_builder(url)).config(
+    return RemoteSession.builder.channelBuilder(connect.channel_builder(url)).config(
         map=session_conf
     )
 
@@ -423,7 +423,7 @@ def _await_server(url: str) -> None:
     Raises:
         grpc.FutureTimeoutError: no connection in time.
     """
-    channel = servers.channel_builder(url).toChannel()
+    channel = connect.channel_builder(url).toChannel()
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     finally:

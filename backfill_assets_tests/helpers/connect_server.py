@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backfill_assets.serve.servers import SparkServer
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.configuration import connect_server_command, master_url
 from backfill_assets.spark.processes import jvm_environment
-from backfill_assets.spark.servers import SparkServer
 from backfill_assets.spark.tasks import build_task_times
 
 

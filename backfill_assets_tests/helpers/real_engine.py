@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from backfill_assets.serve import servers
+from backfill_assets.serve.servers import SparkServer
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import servers
 from backfill_assets.spark.configuration import connect_server_command
 from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.processes import jvm_environment
-from backfill_assets.spark.servers import SparkServer
 from backfill_assets.spark.tasks import build_task_times
 from backfill_assets_tests.helpers.paths import PROJECT
 

@@ -25,7 +25,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from backfill_assets.dagster_ext.launcher import PromptRunCoordinator
+from backfill_assets.serve.launcher import PromptRunCoordinator
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.graphql import ask

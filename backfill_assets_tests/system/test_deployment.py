@@ -17,18 +17,13 @@ import pytest
 import yaml
 
 from backfill_assets.cli import main
-from backfill_assets.dagster_ext import supervisor
-from backfill_assets.dagster_ext.supervisor import (
-    DagsterProcess,
-    lock_home,
-    run_deployment,
-    supervise,
-)
+from backfill_assets.serve import servers, supervisor
+from backfill_assets.serve.servers import Server, SparkServer
+from backfill_assets.serve.supervisor import DagsterProcess, lock_home, run_deployment, supervise
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import jars, processes, servers
+from backfill_assets.spark import jars, processes
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.jvm_launch import ScratchDir
-from backfill_assets.spark.servers import Server, SparkServer
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.command_line import refusal_message
 from backfill_assets_tests.helpers.graphql import ask
@@ -454,7 +449,7 @@ def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeyp
     assert run_deployment(load_settings(), listening, print) == 0
     (((ui, daemon), environment, (engine, code), workspace),) = supervised
     number = listening[0].fileno()
-    assert ui.command[1:3] == ["-m", "backfill_assets.dagster_ext.webserver"]
+    assert ui.command[1:3] == ["-m", "backfill_assets.serve.webserver"]
     assert ui.command[-2:] == ["--listening", str(number)]
     assert list(ui.inherits) == [number]
     assert daemon.command[1:4] == ["-m", "dagster._daemon", "run"]

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from backfill_assets.dagster_ext.supervisor import lock_home, write_password
+from backfill_assets.serve.supervisor import lock_home, write_password
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.process_kills import find_processes, is_alive, wait_for
@@ -100,7 +100,7 @@ def test_the_door_is_the_only_way_in(deployment):
 
     # A home whose deployment was killed is free: its parts do not outlive it.
     parts = find_processes(deployment.home)
-    assert any("backfill_assets.dagster_ext.webserver" in command for command in parts.values())
+    assert any("backfill_assets.serve.webserver" in command for command in parts.values())
     deployment.process.kill()
     deployment.process.wait()
     with lock_home(deployment.home, 3000):

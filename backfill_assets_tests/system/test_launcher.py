@@ -33,11 +33,9 @@ from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.launcher import (
+from backfill_assets.dagster_ext.run_locks import (
     PROCESS_TAG,
     RUN_LOCK_FILE,
-    DaemonInterval,
-    WatchingRunLauncher,
     hold_run_lock,
     is_run_alive,
 )
@@ -46,6 +44,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import _run_request
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.next_runs import LOAD, REBUILD, Request
+from backfill_assets.serve.launcher import DaemonInterval, WatchingRunLauncher
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
 
@@ -54,7 +53,7 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, signal, subprocess, sys, time
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import hold_run_lock
+from backfill_assets.dagster_ext.run_locks import hold_run_lock
 
 # As Dagster does in a run's process, whatever started it: a shell's background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,7 +19,7 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.dagster_ext.launcher import (
+from backfill_assets.dagster_ext.run_locks import (
     PROCESS_TAG,
     RUN_LOCK_FILE,
     hold_run_lock,
@@ -32,7 +32,7 @@ SCRIPT = """
 import json, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import hold_run_lock, is_run_alive
+from backfill_assets.dagster_ext.run_locks import hold_run_lock, is_run_alive
 signal.signal(signal.SIGINT, signal.default_int_handler)
 given = sys.argv[2:]
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
@@ -272,7 +272,7 @@ def test_a_process_of_another_machine_is_left_alone(instance, monkeypatch):
     with start_process(instance, SIGN_ON, run) as worker:
         read_output(worker)
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr("backfill_assets.dagster_ext.launcher._machine", lambda: "another")
+            elsewhere.setattr("backfill_assets.dagster_ext.run_locks._machine", lambda: "another")
             assert not instance.run_launcher.terminate(run)
         assert worker.poll() is None
         assert instance.run_launcher.terminate(run)

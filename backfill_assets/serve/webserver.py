@@ -22,9 +22,6 @@ from urllib.parse import urlsplit
 import click
 import uvicorn
 from dagster import DagsterInstance
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
-from dagster._utils.log import configure_loggers
 from dagster_webserver.app import create_app_from_workspace_process_context
 from dagster_webserver.version import __version__
 from starlette.applications import Starlette
@@ -34,7 +31,12 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backfill_assets.dagster_ext.supervisor import PasswordFile
+from backfill_assets.dagster_ext.internals import (
+    WorkspaceFileTarget,
+    WorkspaceProcessContext,
+    configure_loggers,
+)
+from backfill_assets.serve.supervisor import PasswordFile
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")

@@ -2,7 +2,7 @@
 
 The password file holds scrypt hashes, which are slow to compute and cannot be reversed.
 
-The engine is a Spark Connect server on loopback; `spark.servers` watches it and Dagster's code
+The engine is a Spark Connect server on loopback; `serve.servers` watches it and Dagster's code
 server. No process of the deployment outlives the process that runs `run_deployment`.
 """
 
@@ -28,13 +28,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.settings import (
+    DEPLOYMENT_LOCK,
+    PREFIX,
+    Settings,
+    SettingsError,
+    parse_ui_url,
+)
 from backfill_assets.spark.processes import ProcessGroup, jvm_environment
 
 if TYPE_CHECKING:
-    from backfill_assets.spark.servers import Say, Server
-
-_LOCK_FILE = "deployment.lock"
+    from backfill_assets.serve.servers import Say, Server
 
 
 class TakenError(Exception):
@@ -54,7 +58,7 @@ def lock_home(home: Path, port: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             # Not truncated: another deployment may have written its process and port.
-            descriptor = os.open(home / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(home / DEPLOYMENT_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             lock = stack.enter_context(os.fdopen(descriptor, "r+"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -76,21 +80,9 @@ def lock_home(home: Path, port: int) -> Iterator[None]:
 
 def _describe_owner(text: str) -> str:
     try:
-        return f": process {int(json.loads(text)['pid'])}, its UI at {_parse_ui_url(text)}"
+        return f": process {int(json.loads(text)['pid'])}, its UI at {parse_ui_url(text)}"
     except (ValueError, LookupError, TypeError):  # locked, but not written yet
         return ""
-
-
-def _parse_ui_url(text: str) -> str:
-    return f"http://127.0.0.1:{int(json.loads(text)['port'])}"
-
-
-def find_ui_url(settings: Settings, home: str) -> str:
-    """The UI's URL: as set, else that of the home's latest deployment on this machine."""
-    if "ui_url" not in settings.model_fields_set:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            return _parse_ui_url((Path(home) / _LOCK_FILE).read_text())
-    return settings.ui_url
 
 
 @contextlib.contextmanager
@@ -239,7 +231,7 @@ _DEFAULT_ENVIRONMENT = {
 }
 _DEFINITIONS = "backfill_assets.definitions"
 _CODE_SERVER = "backfill_assets.dagster_ext.code_server"
-_WEB_SERVER = "backfill_assets.dagster_ext.webserver"
+_WEB_SERVER = "backfill_assets.serve.webserver"
 _CODE_SERVER_OPTIONS = [
     *("-m", _DEFINITIONS, "--log-level", "warning"),
     *("--lazy-load-user-code", "--use-python-environment-entry-point"),
@@ -268,10 +260,10 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
     # Not at the top: the web server, and the command `password`, need neither.
     import dagster as dg
 
+    from backfill_assets.serve.servers import Server, SparkServer
     from backfill_assets.spark.configuration import connect_server_command, master_url
     from backfill_assets.spark.jars import check_java
     from backfill_assets.spark.jvm_launch import ScratchDir
-    from backfill_assets.spark.servers import Server, SparkServer
 
     if settings.ui_passwords:
         PasswordFile.read_file(settings.ui_passwords)
