@@ -294,15 +294,6 @@ def test_growth_that_could_not_be_told_is_told_later(desk: Desk, webhook: Webhoo
     assert desk.tick() == "nothing new to tell"
 
 
-def test_what_a_version_told_that_kept_no_sizes_is_not_told_again(desk: Desk, webhook: Webhook):
-    spelled = [["2024-01-05", "2024-01-06"]]
-    saved = {**json.loads(desk.cursor or ""), "told": [["late money", "late", spelled, []]]}
-    desk.cursor, desk.incidents = json.dumps(saved), [late_money(1, 10)]
-    assert desk.tick() == "nothing new to tell"
-    desk.incidents = [late_money(1, 20)]
-    assert desk.tick() == "1 alert delivered"
-
-
 def test_an_incident_that_comes_back_alerts_again(desk: Desk, webhook: Webhook):
     for incidents in [make_incident(5)], [], [make_incident(5)]:
         desk.incidents = incidents

@@ -725,14 +725,14 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
 
     assert sorted(file.name for file in listed.broken) == [*broken, "i.parquet", "j.parquet"]
     assert all(file.arrival_date == DAY and reason for file, reason in listed.broken.items())
-    messages = listed.broken_on(DAY)
+    messages = listed.broken_by_day()[DAY]
     assert any(
         x.startswith(f"arrival_date={DAY}/a.json.gz (LandingError: broken gzip: it ends in")
         for x in messages
     )
     assert any("i.parquet" in x and "more than one column is named amount" in x for x in messages)
     assert any("j.parquet" in x and "is named customer_id" in x for x in messages)
-    assert listed.broken_on(date(2024, 1, 3)) == []
+    assert date(2024, 1, 3) not in listed.broken_by_day()
     lines = Counter(
         row[0]
         for frame in read_lines(spark, listed, ORDER_LINES)
@@ -836,7 +836,7 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
     except OSError:
         pytest.skip("this file system takes no such name")
     listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert listed.broken_on(DAY) == [
+    assert listed.broken_by_day()[DAY] == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
 

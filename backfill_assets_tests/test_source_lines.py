@@ -373,7 +373,7 @@ def test_a_rejected_line_is_kept_as_it_landed(everything: dict) -> None:
 
 
 def test_a_file_without_a_required_field_is_broken(everything: dict) -> None:
-    (text,) = everything["found"].broken_on(DAY)
+    (text,) = everything["found"].broken_by_day()[DAY]
     assert text.startswith(
         f"arrival_date={DAY}/none.csv (LandingError: its first line is not a header with clicks"
     )

@@ -356,16 +356,6 @@ class TableDiff:
         )
         return f"{self.table.name}: {counted or 'no days'}"
 
-    @property
-    def drift_warnings(self) -> list[str]:
-        """One sentence for each drifted column; a warning for a person, not a failure."""
-        return [
-            f"{self.table.name}.{name}: {drift.level} drift on the changed days, "
-            f"PSI {drift.psi:.2f}"
-            for name, drift in self.drift.items()
-            if drift.level != "none"
-        ]
-
 
 _HEADINGS = ("days", "status", "rows", "difference", "sha256")
 _SHORT = 12

@@ -501,19 +501,6 @@ class TableSnapshot:
             return []
         return self.find_required_days(day) if self.find_required_days else [day]
 
-    def days_with_other_settings(
-        self, window: Window, config_digest: str
-    ) -> dict[date, list[date]]:
-        """Return, by day of a window, its input days that were built under other settings."""
-        other_settings_days = self.ledger.under_other_settings(config_digest)
-        if not other_settings_days:
-            return {}
-        other_days = {
-            day: [d for d in self._find_input_days(day) if d in other_settings_days]
-            for day in window
-        }
-        return {day: days for day, days in other_days.items() if days}
-
     def count_input_rows(self, window: Window, *, each_once: bool = False) -> int:
         """Estimate how many rows decide the days of a window.
 

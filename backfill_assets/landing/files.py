@@ -138,10 +138,6 @@ class LandingFiles:
             by_day[file.arrival_date].append(f"{file.source_file} ({reason})")
         return by_day
 
-    def broken_on(self, day: date) -> list[str]:
-        """The unreadable files of one arrival day, each with its reason."""
-        return self.broken_by_day().get(day, [])
-
     def exclude_files(self, names: Collection[str]) -> bool:
         """Remove files that are still being written; return whether any of them was readable."""
         for file in [file for file in self.broken if file.source_file in names]:

@@ -151,8 +151,7 @@ class Outbox:
         """Drop reported incidents that have ended; pass None if the tables could not be read."""
         if incidents is None:
             return replace(self, unreadable_ticks=self.unreadable_ticks + 1)
-        # An earlier release stored no size: the first look sets it.
-        still = {i.key: self.reported[i.key] or i.size for i in incidents if i.key in self.reported}
+        still = {i.key: self.reported[i.key] for i in incidents if i.key in self.reported}
         return replace(self, unreadable_ticks=0, reported=still)
 
     def unreported(self, incidents: Iterable[Incident]) -> Iterator[Incident]:
@@ -233,10 +232,10 @@ def _group_incidents(
     subject: str,
     days: Iterable[Sequence[str]],
     others: Iterable[str],
-    size: Mapping[str, float] | None = None,
+    size: Mapping[str, float],
 ) -> Iterator[tuple[Key, Size]]:
     """Yield the incidents of a group in the cursor, with their size."""
-    known_size = {str(name): float(n) for name, n in (size or {}).items()}
+    known_size = {str(name): float(n) for name, n in size.items()}
     for start, end in days:
         for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
             yield (str(kind), str(subject), str(day)), known_size
