@@ -9,14 +9,16 @@ from typing import Annotated, Any, Self
 import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
 
-from backfill_assets.assets import backfill_jobs, derived, raw_load, shadow_jobs, staging
+from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
 from backfill_assets.assets.table_asset import report_long_range
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import Deployment
-from backfill_assets.monitoring import automation
+from backfill_assets.lookups.answers import ServiceCaller
+from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager, DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
 from backfill_assets.tables.table import Table
@@ -62,7 +64,7 @@ def build_defs(
                 raw_load.build_raw_assets(deployment, source),
                 *staging.build_staging_assets(deployment, source),
                 staging.build_lateness_asset(deployment, source),
-                staging.build_lateness_page(deployment, source),
+                lateness_page.build_lateness_page(deployment, source),
             )
         ),
         *(
@@ -74,15 +76,15 @@ def build_defs(
         asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)) for asset in assets
     ]
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
-    target_job_definitions, switch_sensor = shadow_jobs.build_shadow_jobs(deployment, assets, code)
+    target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
     return dg.Definitions(
-        assets=[*assets, *shadow_jobs.comparison_assets(deployment)],
+        assets=[*assets, *comparison_assets(deployment)],
         asset_checks=automation_defs.checks,
         jobs=[*automation_defs.jobs, *manual_jobs, *target_job_definitions],
         schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed_resource(DataFrameIOManager(deployment, engine)),
+            "io_manager": fixed_resource(_io_manager(deployment, engine)),
             **overrides,
             "engine": fixed_resource(engine),
         },
@@ -126,7 +128,10 @@ def _declared_assets(
     """The tables declared by a function, each with the asset for its kind."""
     for table in deployment.tables.values():
         if isinstance(table, Derived):
-            yield table, derived.build_derived_asset(deployment, table)
+            yield (
+                table,
+                derived.build_derived_asset(deployment, table, ServiceCaller.from_context),
+            )
         elif isinstance(table, Current):
             yield table, derived.build_current_asset(deployment, table)
         elif isinstance(table, Corrections):
@@ -145,6 +150,16 @@ def fixed_resource(resource: object) -> dg.ResourceDefinition:
     return dg.ResourceDefinition(lambda _: resource, config_schema={})
 
 
+def _io_manager(deployment: Deployment, engine: Engine) -> DataFrameIOManager:
+    """The IO manager, which sends lineage events if the settings say so."""
+    if deployment.settings.lineage is None:
+        return DataFrameIOManager(deployment, engine)
+    # Not at the top: a deployment without lineage does not need the package.
+    from backfill_assets.monitoring.lineage import send_events
+
+    return DataFrameIOManager(deployment, engine, send_lineage=send_events)
+
+
 def delta_io_manager(
     settings: Settings, assets: Iterable[Asset], engine: Engine | None = None
 ) -> dg.ResourceDefinition:
@@ -161,7 +176,7 @@ def delta_io_manager(
             other partitions than days.
     """
     engine = engine or Engine.from_settings(settings)
-    return fixed_resource(DataFrameIOManager(Deployment(settings), engine).add_assets(assets))
+    return fixed_resource(_io_manager(Deployment(settings), engine).add_assets(assets))
 
 
 #: The definitions built in this process, by settings.

@@ -17,8 +17,8 @@ import pytest
 from backfill_assets import settings as settings_module
 from backfill_assets.audit.verdicts import Expectation, judge_days
 from backfill_assets.deployment import Deployment
+from backfill_assets.monitoring import lineage
 from backfill_assets.orders.tables import RAW, REJECTED, STAGED
-from backfill_assets.publish import lineage
 from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.settings import SettingsError, load_settings
@@ -110,7 +110,9 @@ def test_a_run_and_its_undo(engine, spark, tmp_path, monkeypatch):
 def send(log: list[str]) -> float:
     """Send events of nothing in particular, as a step does; seconds that it took."""
     settings = load_settings(lineage="shop", warehouse="/w")
-    manager = DataFrameIOManager(Deployment(settings), Engine.from_settings(settings))
+    manager = DataFrameIOManager(
+        Deployment(settings), Engine.from_settings(settings), send_lineage=lineage.send_events
+    )
     start = monotonic()
     with dg.build_op_context() as context:
         context.log.warning = log.append
@@ -150,7 +152,7 @@ def test_a_wrong_configuration_of_the_client_is_a_warning(monkeypatch):
 
 def test_without_the_setting_nothing_is_loaded_or_sent(monkeypatch, tmp_path):
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
-    monkeypatch.setitem(sys.modules, "backfill_assets.publish.lineage", None)
+    monkeypatch.setitem(sys.modules, "backfill_assets.monitoring.lineage", None)
     pipeline = Pipeline(Engine.from_settings(load_settings()), tmp_path)
     assert pipeline.settings.lineage is None
     run = dg.DagsterRun(job_name="daily", run_id=str(UUID(int=1)))

@@ -1,7 +1,7 @@
-"""The jobs that plan, launch, reconcile and undo backfills, and the sensor of their stages."""
+"""The jobs that plan, launch and reconcile backfills, and the sensor of their stages."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import dagster as dg
@@ -12,16 +12,13 @@ from backfill_assets.backfills.changes import is_commit_of, reverted_by_table
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
-from backfill_assets.backfills.undo import NothingToUndoError
-from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import markdown_table
-from backfill_assets.publish.types import REASON_TAG
-from backfill_assets.shadow import switch
 from backfill_assets.tables.code_version import Code
 
 
@@ -76,14 +73,6 @@ class ReconcileConfig(dg.Config):
 
 #: The metadata of a reconciliation that a program reads.
 RECONCILE_RESULT = "result"
-
-
-class UndoConfig(dg.Config):
-    """What to undo."""
-
-    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
-    days: str = Field("", description="Only these days: FIRST...LAST; with what is made of them.")
-    reason: str = Field("", description="Why, for the record.")
 
 
 def create_plan(
@@ -261,41 +250,6 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
     return reconcile_job
 
 
-def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
-    """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
-
-    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
-    def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
-        publisher = context.resources.io_manager
-        tags = {**context.run.tags, REASON_TAG: config.reason}
-        try:
-            names = switch.resolve_names(deployment, config.backfill)
-            days = parse_calendar_days(config.days, deployment.settings) if config.days else None
-            switch.refuse_undo(deployment, context.instance, names, days)
-            for table, day_results in switch.undo_backfill_or_switch(
-                publisher, deployment, context.instance, names, context.run.run_id, tags, days
-            ):
-                context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
-                for events in publisher.events(context.instance, table, day_results):
-                    yield from events
-                publisher.report_commits(context, context.run, table, day_results)
-        except ValueError as error:
-            # A retry whose first attempt lost its process after the last commit is done.
-            if not (isinstance(error, NothingToUndoError) and is_retry(context.run)):
-                raise dg.Failure(str(error), allow_retries=False) from error
-            context.log.info("The attempt before had put all days back.")
-        yield dg.Output(None)
-
-    @dg.job(
-        description="Puts the days that one backfill wrote, and what was made of them since, back "
-        "to what they were before it, in every table; refuses where others have written since."
-    )
-    def undo() -> None:
-        put_back()
-
-    return undo
-
-
 def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
     """Build the sensor that advances planned backfills; the job reconciles their stages."""
 
@@ -344,7 +298,6 @@ def build_backfill_jobs(
         _build_plan_job(deployment, graph, code),
         _build_launch_job(deployment, graph, code),
         reconcile,
-        _build_undo_job(deployment),
         maintenance.maintenance_job(deployment),
     ]
     return jobs, _build_stage_sensor(graph, reconcile)

@@ -11,6 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.input_frames import (
+    OpenServices,
+    ServiceAnswers,
     Sums,
     for_days,
     input_frames,
@@ -184,8 +186,10 @@ def _sum_day_ranges(
     return totals
 
 
-def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefinition:
-    """Build the asset of a derived table."""
+def build_derived_asset(
+    deployment: Deployment, table: Derived, open_services: OpenServices | None = None
+) -> dg.AssetsDefinition:
+    """Build the asset of a derived table; `open_services` answers its requests, if it has any."""
     graph = deployment.graph
     starts = {
         name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
@@ -202,9 +206,9 @@ def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefi
             **inputs.unpartitioned_rows(table.unpartitioned, spark),
             **published_days(table, sources, days, spark),
         }
-        answers = inputs.service_caller.ask_services(
-            table.answers, {**frames, **others}, cache, days
-        )
+        answers = ServiceAnswers()
+        if inputs.services:
+            answers = inputs.services.ask_services(table.answers, {**frames, **others}, cache, days)
         with explain_function_errors(table, days):
             frame = table.transform(**frames, **others, **answers.frames)
         if not isinstance(frame, DataFrame):
@@ -239,6 +243,7 @@ def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefi
         group=table.group,
         lineage=table.lineage,
         lookups=[answers.lookup for answers in table.answers.values()],
+        open_services=open_services if table.answers else None,
     )
 
 

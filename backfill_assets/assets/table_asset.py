@@ -11,7 +11,7 @@ import dagster as dg
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets.input_frames import ServiceCaller
+from backfill_assets.assets.input_frames import OpenServices, Services
 from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import (
     DaySet,
@@ -234,14 +234,14 @@ class AssetInputs:
     Attributes:
         tables: the partitioned inputs, by name.
         references: the unpartitioned inputs, by name.
-        service_caller: calls services for the run.
+        services: answers the requests of the run; None if the table has none.
         run_tables: the tables of the run.
         share: shares a cached frame with other steps of the run.
     """
 
     tables: Mapping[str, TableSnapshot]
     references: Mapping[str, UnpartitionedState]
-    service_caller: ServiceCaller
+    services: Services | None
     run_tables: AbstractSet[str]
     share: Share
 
@@ -268,11 +268,13 @@ def table_asset(
     group: str,
     lineage: Lineage,
     lookups: Sequence[Lookup] = (),
+    open_services: OpenServices | None = None,
 ) -> dg.AssetsDefinition:
     """Build the asset of a table that is built from other tables.
 
     Inputs are read in the order of the table. `lineage` has, by column, the (table, column) pairs
-    that it is built from. The step's default name is `make_` and the table's name.
+    that it is built from. The step's default name is `make_` and the table's name. Requests to
+    `lookups` are answered by what `open_services` gives.
     """
 
     @delta_assets(
@@ -284,15 +286,16 @@ def table_asset(
         pool=next((lookup.pool or lookup.name for lookup in lookups), None),
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        service_caller = ServiceCaller.from_context(context, deployment.settings.warehouse)
-        service_caller.create_answer_tables(lookups)
+        services = open_services and open_services(context, deployment.settings.warehouse)
+        if services:
+            services.create_answer_tables(lookups)
         for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
         publisher: Publisher = context.resources.io_manager
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,
-            service_caller=service_caller,
+            services=services,
             run_tables={key.path[-1] for key in selected_keys},
             share=partial(publisher.shared_frames.share, context.run.run_id),
         )

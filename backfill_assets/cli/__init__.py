@@ -53,7 +53,7 @@ _FAMILIES = {
         "password": "deployment",
         "doctor": "deployment",
         "settings": "deployment",
-        "night": "night",
+        "night": "materialize",
         "jars": "deployment",
         "progress": "deployment",
     },

@@ -1,9 +1,9 @@
 """The lateness page: which window catches how many lines, as figures, charts and one HTML file.
 
-Pure functions without Spark, Dagster, clock and random ids: the same rows give the same page, byte
-for byte. `templates/lateness.html.j2` holds the layout. Positions are in percent of a picture, from
-its upper left corner, so a picture takes any width while its text keeps its size. Marks are SVG
-paths on a grid of one unit a day (or a day of the window) by 100.
+But for its asset, pure functions without Spark, Dagster, clock and random ids: the same rows give
+the same page, byte for byte. `templates/lateness.html.j2` holds the layout. Positions are in
+percent of a picture, from its upper left corner, so a picture takes any width while its text keeps
+its size. Marks are SVG paths on a grid of one unit a day (or a day of the window) by 100.
 """
 
 from collections import Counter
@@ -13,12 +13,16 @@ from datetime import date
 from math import ceil, log10
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within, total_within
 from backfill_assets.calendar.partitions import DAY
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.deployment import Deployment
+from backfill_assets.settings import find_ui_url
+from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.spark.frames import exact_sums
 from backfill_assets.tables.sources import Source
 
@@ -492,3 +496,62 @@ def _caught_by_window(by_delay: Mapping[int, int], window_days: int) -> dict[str
         "by_configured": percent_down(total_within(by_delay, window_days), whole),
         "missed": whole - total_within(by_delay, window_days),
     }
+
+
+def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
+    """Build the asset of a source's lateness page, which has no partitions."""
+    name, lateness = source.page, source.lateness
+    window_days = source.policy(deployment.settings).window_days - source.arrives_after
+
+    @dg.multi_asset(
+        name=f"draw_{name}",
+        specs=[
+            dg.AssetSpec(
+                name,
+                deps=[lateness.name],
+                description="One page, for people, on how late lines arrive and which window "
+                "would catch them; it opens in any browser, without a network.",
+                group_name="lateness",
+                owners=deployment.settings.asset_owners,
+                kinds={"html"},
+            )
+        ],
+        # Not needed here, but Dagster's command line takes a range only if every asset has this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        # Parallel runs would write the same page; dagster.yaml limits the pool to one.
+        pool=name,
+    )
+    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        url = deployment.table_url(lateness.name)
+        log = load_log(url)
+        rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
+        if log is None or not rows:
+            raise dg.Failure(
+                f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "
+                f"it for some days, then {name} again. Nothing was written.",
+                allow_retries=False,
+            )
+        if missing := [column for column in lateness.columns if column not in rows.column_names]:
+            raise dg.Failure(
+                f"{name}: {lateness.name} at {url} was made by an earlier release and has no "
+                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
+                f"follows from {source.raw.name} and {source.rejected.name}; then materialize "
+                f"{lateness.name} for all its days, and {name}.",
+                allow_retries=False,
+            )
+        ui_url = find_ui_url(deployment.settings, context.instance.root_directory)
+        text = render_page(rows, source, deployment, log.version(), ui_url)
+        folder = f"{deployment.settings.warehouse}/{name}"
+        replace_file(folder, "index.html", text.encode())
+        path = f"{folder}/index.html"
+        return dg.MaterializeResult(
+            metadata={
+                "path": dg.MetadataValue.url(path)
+                if "://" in path
+                else dg.MetadataValue.path(path),
+                **key_figures(rows.to_pylist(), window_days, source.arrives_after),
+                f"delta version {lateness.name}": log.version(),
+            }
+        )
+
+    return draw_lateness

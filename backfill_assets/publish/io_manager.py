@@ -115,7 +115,13 @@ class DeltaIOManager(publisher.Publisher):
 
     def with_destination(self, destination: publisher.Destination) -> "DeltaIOManager":
         """Return a copy that reads tables from, and delivers to, another destination."""
-        return DeltaIOManager(self.deployment, self.engine, self.asset_versions, destination)
+        return DeltaIOManager(
+            self.deployment,
+            self.engine,
+            self.asset_versions,
+            destination,
+            send_lineage=self.send_lineage,
+        )
 
     def as_definition(self) -> dg.IOManagerDefinition:
         """Return the definition for Dagster: not copied, without configuration.
@@ -277,11 +283,8 @@ class DeltaIOManager(publisher.Publisher):
         What fails is a warning.
         """
         catalog = self.deployment.settings.catalog
-        if self.deployment.settings.lineage is not None and not self.destination.compares:
-            # Not at the top: a deployment without lineage does not need the package.
-            from backfill_assets.publish.lineage import send_events
-
-            for problem in send_events(self, run, table, results):
+        if self.send_lineage and not self.destination.compares:
+            for problem in self.send_lineage(self, run, table, results):
                 context.log.warning(f"lineage: {problem}")
         if catalog is None or self._destination is not None:
             return

@@ -1,7 +1,7 @@
 """The publisher: which days of a run to compute, why, and where their rows go."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
@@ -64,6 +64,10 @@ class Destination:
         return publish_candidate(candidate)
 
 
+#: Sends the lineage events of days of a run; returns what went wrong.
+SendLineage = Callable[["Publisher", dg.DagsterRun, Table, Sequence[types.DayResult]], list[str]]
+
+
 @dataclass(eq=False)
 class Publisher(dg.IOManager):
     """Reads and replaces whole days of the Delta tables of one deployment.
@@ -72,6 +76,7 @@ class Publisher(dg.IOManager):
         deployment: whose tables, code and settings they are.
         engine: provides the Spark session.
         asset_versions: code versions of ordinary assets, which the deployment does not declare.
+        send_lineage: None if no lineage events are sent.
     """
 
     deployment: Deployment
@@ -80,6 +85,7 @@ class Publisher(dg.IOManager):
     _destination: Destination | None = None
     _failed_days: dict[tuple[str, str], dict[date, str]] = field(default_factory=dict)
     _shared_frames: SharedFrames = field(default_factory=SharedFrames)
+    send_lineage: SendLineage | None = None
 
     def __post_init__(self) -> None:
         _ = self.deployment.code  # that of now, even if its files change before the first run

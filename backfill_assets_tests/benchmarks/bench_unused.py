@@ -32,7 +32,7 @@ from backfill_assets_tests.helpers.pipeline import LAYERS, START
 _ROUNDS = 9
 _MODES = ("unused", "without", "used")
 #: What nothing loads but a feature in use.
-_MODULES = {"openlineage", "prometheus_client", "backfill_assets.publish.lineage"}
+_MODULES = {"openlineage", "prometheus_client", "backfill_assets.monitoring.lineage"}
 
 
 def _range_of_keys(keys: Iterable[str], _tags: Mapping[str, str]) -> Window:

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from dagster._cli import cli as dagster_cli
 from pyspark.sql import SparkSession
 
-from backfill_assets.cli import main, night, runs
+from backfill_assets.cli import main, materialize, runs
 from backfill_assets.cli.output import Output, Status
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
@@ -164,7 +164,7 @@ class Reader:
             patch.dict(os.environ, variables, clear=True),
             patch.object(Engine, "from_settings", lambda _: self._engine),
             patch.object(SparkSession.Builder, "getOrCreate", lambda _: self._engine.spark_session),
-            patch.object(night, "run_days", _run_days),
+            patch.object(materialize, "run_days", _run_days),
             patch.object(sys, "path", [folder, *sys.path]),
             (asked / "stdin").open() as stdin,
             patch.object(sys, "stdin", stdin),

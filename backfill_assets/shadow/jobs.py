@@ -1,4 +1,4 @@
-"""The jobs that build, compare and switch shadow targets, and the sensor that finishes a switch."""
+"""The jobs that build, compare and switch targets, and undo; the sensor that finishes a switch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,15 +8,15 @@ from pydantic import Field
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.diff import as_table
+from backfill_assets.backfills.undo import NothingToUndoError
 from backfill_assets.calendar.partitions import parse_calendar_days
+from backfill_assets.dagster_ext.failures import is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import REASON_TAG
-from backfill_assets.shadow import build, compare
-from backfill_assets.shadow.build import StageResult
-from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
+from backfill_assets.shadow import build, compare, switch
 from backfill_assets.tables.code_version import Code
 
 #: Key prefix of the assets whose observations are comparisons.
@@ -68,6 +68,14 @@ class SwitchConfig(dg.Config):
     reason: str = Field("", description="Why, for the record.")
 
 
+class UndoConfig(dg.Config):
+    """What to undo."""
+
+    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+    days: str = Field("", description="Only these days: FIRST...LAST; with what is made of them.")
+    reason: str = Field("", description="Why, for the record.")
+
+
 def _build_shadow_job(
     deployment: Deployment, assets: Sequence[dg.AssetsDefinition]
 ) -> dg.JobDefinition:
@@ -108,7 +116,7 @@ def _build_shadow_job(
     return shadow_backfill
 
 
-def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
+def _stages_table(stages: list[build.StageResult]) -> dg.MarkdownMetadataValue:
     lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
     for stage in stages:
         for table, counts in stage.counts.items():
@@ -183,7 +191,7 @@ def _build_switch_job(
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
             only = parse_calendar_days(config.days, deployment.settings) if config.days else None
-            for table, results in switch_over(
+            for table, results in switch.switch_over(
                 publisher, deployment, graph, code, config.target, run.run_id, tags, only
             ):
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
@@ -195,7 +203,7 @@ def _build_switch_job(
         yield dg.Output(None)
 
     @dg.job(
-        name=SWITCH_JOB,
+        name=switch.SWITCH_JOB,
         description="Makes the days of a target production, one metadata commit a table; refuses "
         "a target that is behind. One that was interrupted is finished.",
     )
@@ -203,6 +211,41 @@ def _build_switch_job(
         adopt_days()
 
     return switch_job
+
+
+def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
+    """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
+        publisher = context.resources.io_manager
+        tags = {**context.run.tags, REASON_TAG: config.reason}
+        try:
+            names = switch.resolve_names(deployment, config.backfill)
+            days = parse_calendar_days(config.days, deployment.settings) if config.days else None
+            switch.refuse_undo(deployment, context.instance, names, days)
+            for table, day_results in switch.undo_backfill_or_switch(
+                publisher, deployment, context.instance, names, context.run.run_id, tags, days
+            ):
+                context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
+                for events in publisher.events(context.instance, table, day_results):
+                    yield from events
+                publisher.report_commits(context, context.run, table, day_results)
+        except ValueError as error:
+            # A retry whose first attempt lost its process after the last commit is done.
+            if not (isinstance(error, NothingToUndoError) and is_retry(context.run)):
+                raise dg.Failure(str(error), allow_retries=False) from error
+            context.log.info("The attempt before had put all days back.")
+        yield dg.Output(None)
+
+    @dg.job(
+        description="Puts the days that one backfill wrote, and what was made of them since, back "
+        "to what they were before it, in every table; refuses where others have written since."
+    )
+    def undo() -> None:
+        put_back()
+
+    return undo
 
 
 def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.SensorDefinition:
@@ -218,7 +261,7 @@ def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.Se
     def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
         for target in targets.interrupted_switches(deployment):
             tags = {TARGET_TAG: target.switch_id}
-            if active_switch_runs(context.instance):
+            if switch.active_switch_runs(context.instance):
                 continue
             attempts = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
             if attempts < _MAX_RUNS:
@@ -258,12 +301,13 @@ def comparison_assets(deployment: Deployment) -> list[dg.AssetsDefinition]:
 def build_shadow_jobs(
     deployment: Deployment, assets: Sequence[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
-    """Build the jobs of targets, and the sensor that finishes switch-overs."""
+    """Build the jobs of targets and the job `undo`, and the sensor that finishes switch-overs."""
     graph = AssetGraph.from_assets(list(assets))
     switch_job = _build_switch_job(deployment, graph, code)
     jobs = [
         _build_shadow_job(deployment, assets),
         _build_compare_job(deployment, graph, code),
         switch_job,
+        _build_undo_job(deployment),
     ]
     return jobs, _build_resume_sensor(deployment, switch_job)
