@@ -33,9 +33,9 @@ from backfill_assets.backfills.diff import (
     DayDiff,
     DayFigures,
     TableDiff,
-    as_json,
     as_table,
     cross_table_mismatches,
+    report_values,
 )
 from backfill_assets.backfills.diff_query import (
     ReconciliationError,
@@ -681,7 +681,7 @@ def test_the_report_for_a_person(report, capsys):
 
 
 def test_the_report_for_a_program(report):
-    result = json.loads(json.dumps(as_json([report])))["fact_daily_orders"]
+    result = json.loads(json.dumps(report_values([report])))["fact_daily_orders"]
     assert result["days"]["2024-01-05"] == {
         "status": "changed",
         "difference": "revenue -20.50",

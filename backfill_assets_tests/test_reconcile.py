@@ -10,7 +10,7 @@ import msgspec
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, TableForecast
 from backfill_assets.backfills.changes import changed_days_by_table
-from backfill_assets.backfills.diff import DayDiff, DayFigures, TableDiff, as_json, as_table
+from backfill_assets.backfills.diff import DayDiff, DayFigures, TableDiff, as_table, report_values
 from backfill_assets.backfills.reconcile import (
     CodeProvenance,
     ReconcileResult,
@@ -352,7 +352,7 @@ def test_a_reconciliation_is_encoded_with_its_verdict_and_with_details_if_asked_
         "details": {
             "code": ["code", "new"],
             "configuration": {RAW.name: ["r"], STAGED.name: ["v", "w"], FACT.name: ["r"]},
-            **as_json(WHOLE.reports),
+            **report_values(WHOLE.reports),
         },
     }
     assert encode_result(PROBLEMATIC, report, details=False)["summary"] == {

@@ -372,7 +372,7 @@ def as_table(table_diff: TableDiff) -> ReportTable:
     )
 
 
-def as_json(reports: Iterable[TableDiff]) -> dict[str, Any]:
+def report_values(reports: Iterable[TableDiff]) -> dict[str, Any]:
     """The diffs as JSON values, by table; money as exact text."""
     return {
         report.table.name: {

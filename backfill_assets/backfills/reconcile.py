@@ -22,7 +22,12 @@ from backfill_assets.backfills.changes import (
     publishing_commits,
     reverted_days,
 )
-from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
+from backfill_assets.backfills.diff import (
+    TableDiff,
+    as_table,
+    cross_table_mismatches,
+    report_values,
+)
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
@@ -469,7 +474,7 @@ def encode_result(result: ReconcileResult, report: Report, *, details: bool) -> 
         figures = {
             "code": sorted(result.provenance.code_descriptions),
             "configuration": dict(result.provenance.config_digests),
-            **as_json(result.reports),
+            **report_values(result.reports),
         }
     return {"summary": summary, "report": report.to_json(), "details": figures}
 

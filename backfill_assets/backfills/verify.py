@@ -494,7 +494,7 @@ def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
     return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
-def as_json(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
+def verified_values(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
     """All results as JSON values."""
     verified, reads = list(verified), list(reads)
     return {

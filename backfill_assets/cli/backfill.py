@@ -100,7 +100,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @parameters.target_option
 @parameters.options_file_option("partitions")
 @parameters.json_option
-def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
+def plan(out: Output, partitions: Window, target: str, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
     PARTITIONS are FIRST...LAST, or one day, or several with commas between them. Nothing is
@@ -109,14 +109,13 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
     2`.
     """
     if target:
+        out.json = False  # it has no other form than text
         _plan_target(out, partitions, target, options)
         return
     deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
         backfill_plan = create_plan(deployment, dagster, partitions, options)
-    if as_json:
-        out.print_json(backfill_plan.model_dump(mode="json"))
-        return
+    out.print_json(backfill_plan.model_dump(mode="json"))
     show_plan(out, deployment, backfill_plan)
     if backfill_plan.rewritten_final_days:
         out.print_text(
@@ -183,7 +182,7 @@ def format_final_days(backfill_plan: BackfillPlan) -> str:
 
 @command("plans", "plans --json")
 @parameters.json_option
-def plans(out: Output, as_json: bool) -> None:
+def plans(out: Output) -> None:
     """The plans that are kept, and how far each has come.
 
     The newest comes last.
@@ -194,9 +193,7 @@ def plans(out: Output, as_json: bool) -> None:
     ledgers = read_ledgers(Deployment(load_settings()))
     with parameters.open_instance() as dagster:
         plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in state_store.list_ids(dagster)]
-    if as_json:
-        out.print_json(plan_rows)
-        return
+    out.print_json(plan_rows)
     if not plan_rows:
         out.print_text("no plan is kept; make one with `backfill-assets plan`")
         return
@@ -260,7 +257,6 @@ def backfill(
     what: str,
     target: str,
     yes: bool,
-    as_json: bool,
     **options: Any,
 ) -> Status:
     """Launch a plan, or days, in stages, and watch it.
@@ -270,9 +266,8 @@ def backfill(
     ends with 1 if a stage did not pass. With --target, this command itself builds the days beside
     production.
     """
-    out.quiet |= as_json
     if target:
-        if as_json:
+        if out.json:
             raise click.UsageError("--json cannot be given with --target")
         return _build_target(out, _parse_days(ctx, what), target, options)
     deployment = Deployment(load_settings())
@@ -292,17 +287,16 @@ def backfill(
         state = _launch_plan(deployment, dagster, backfill_plan)
         ui_url = find_ui_url(deployment.settings, dagster.root_directory)
         out.print_note(f"Launched {ui_url}/runs/b/{state.backfill_id}")
-        state = _watch_backfill(out, dagster, state, quiet=as_json)
-    if as_json:
-        out.print_json(
-            {
-                "plan": backfill_plan.id,
-                "backfill": state.backfill_id,
-                "complete": state.complete,
-                "ended": state.ended,
-                "seconds": round(state.took, 1),
-            }
-        )
+        state = _watch_backfill(out, dagster, state)
+    out.print_json(
+        {
+            "plan": backfill_plan.id,
+            "backfill": state.backfill_id,
+            "complete": state.complete,
+            "ended": state.ended,
+            "seconds": round(state.took, 1),
+        }
+    )
     out.print_note(f"Took     {timedelta(seconds=round(state.took))}")
     out.print_note(
         f"Next     backfill-assets reconcile {backfill_plan.id}, or backfill-assets undo "
@@ -327,7 +321,7 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
         param.opts[0]
         for param in ctx.command.params
         if isinstance(param, click.Option)
-        and param.name not in ("yes", "as_json", None)
+        and param.name not in ("yes", None)
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         and param.expose_value
     ]
@@ -383,9 +377,9 @@ def _launch_plan(
 
 
 def _watch_backfill(
-    out: Output, dagster: dg.DagsterInstance, state: BackfillState, *, quiet: bool
+    out: Output, dagster: dg.DagsterInstance, state: BackfillState
 ) -> BackfillState:
-    """Print the progress until the backfill ends; with `quiet`, not its end."""
+    """Print the progress until the backfill ends."""
     from backfill_assets.backfills import stages, state_store
 
     id_, previous = state.plan.id, ""
@@ -396,7 +390,7 @@ def _watch_backfill(
             state = state_store.load(dagster, id_)
             if (current := stages.describe_progress(dagster, state)) != previous:
                 previous = current
-                (out.print_text if state.ended and not quiet else out.print_note)(
+                (out.print_text if state.ended else out.print_note)(
                     f"{time.strftime('%X')}  {previous}"
                 )
             if not state.ended and (missing_daemons := stages.missing_daemons(dagster)):

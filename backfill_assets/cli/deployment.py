@@ -243,15 +243,13 @@ def _pip_requirement() -> str:
 
 @command("settings", "settings --json")
 @json_option
-def settings(out: Output, as_json: bool) -> Status:
+def settings(out: Output) -> None:
     """All settings, with the value of each and where it comes from.
 
     The `.env` of the current folder is read as Dagster reads it, and wins over the environment.
     """
     rows = [*_setting_rows()]
-    if as_json:
-        out.print_json(rows)
-        return Status.FINE
+    out.print_json(rows)
     if file := _ignored_env_file():
         out.print_note(
             f"# {file} is not read: commands read the .env of the folder they are called in."
@@ -261,7 +259,6 @@ def settings(out: Output, as_json: bool) -> Status:
         out.print_text(
             f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip()
         )
-    return Status.FINE
 
 
 def _ignored_env_file() -> Path | None:
@@ -295,7 +292,7 @@ _ENGINE_SECONDS = 120.0
     help="For so long each part may take to answer.",
 )
 @json_option
-def doctor(out: Output, port: int, engine: bool, seconds: float, as_json: bool) -> Status:
+def doctor(out: Output, port: int, engine: bool, seconds: float) -> Status:
     """What is wrong with this deployment, part by part, and the mend.
 
     It changes nothing, and starts no engine unless asked. It ends with 1 if a part is wrong.
@@ -306,12 +303,11 @@ def doctor(out: Output, port: int, engine: bool, seconds: float, as_json: bool) 
     lines = []
     for line in runner.run_checks():
         lines.append(line)
-        if not as_json and not (out.quiet and line.level is Level.OK):
+        if not (out.quiet and line.level is Level.OK):
             _print_line(out, line)
     wrong_lines = [line for line in lines if line.level is Level.WRONG]
-    if as_json:
-        out.print_json([{**asdict(line), "level": line.level.value} for line in lines])
-    elif not wrong_lines:
+    out.print_json([{**asdict(line), "level": line.level.value} for line in lines])
+    if not wrong_lines:
         out.print_note("Nothing is wrong.")
     status = Status.FINDING if wrong_lines else Status.FINE
     if runner.hung:

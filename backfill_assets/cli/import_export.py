@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="A folder that is not there yet.",
 )
 @parameters.json_option
-def export(out: Output, table: str, partitions: Window, folder: Path, as_json: bool) -> None:
+def export(out: Output, table: str, partitions: Window, folder: Path) -> None:
     """Write days of a table as Parquet, with a manifest.
 
     PARTITIONS are FIRST...LAST, or one day. The folder appears as a whole or not at all.
@@ -50,9 +50,7 @@ def export(out: Output, table: str, partitions: Window, folder: Path, as_json: b
 
     spark = Engine.from_settings(deployment.settings).spark_session
     manifest, is_new = exports.export_days(deployment, spark, table, partitions, folder)
-    if as_json:
-        out.print_json({"new": is_new, **msgspec.to_builtins(manifest)})
-        return
+    out.print_json({"new": is_new, **msgspec.to_builtins(manifest)})
     out.print_facts(
         [
             ("table", f"{manifest.table}, version {manifest.version}"),
@@ -68,7 +66,7 @@ def export(out: Output, table: str, partitions: Window, folder: Path, as_json: b
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--rebuild", is_flag=True, help="Also compute the days anew, and compare.")
 @parameters.json_option
-def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> Status:
+def verify_export(out: Output, folder: Path, rebuild: bool) -> Status:
     """Compare an export with its manifest and the table's log.
 
     With --rebuild the days are computed anew, from the versions that they were made of. Nothing is
@@ -90,16 +88,14 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
         problems += exports.find_rebuild_problems(
             deployment, build_defs(deployment.settings), manifest
         )
-    if as_json:
-        out.print_json({"good": not problems, "problems": problems})
-    else:
-        for text in problems:
-            out.print_text(text)
-        method = "computed anew, " if rebuild else ""
-        outcome = "NOT " * bool(problems) + "as exported"
-        out.print_text(
-            f"{manifest.table} [{manifest.days}], version {manifest.version}: {method}{outcome}"
-        )
+    out.print_json({"good": not problems, "problems": problems})
+    for text in problems:
+        out.print_text(text)
+    method = "computed anew, " if rebuild else ""
+    outcome = "NOT " * bool(problems) + "as exported"
+    out.print_text(
+        f"{manifest.table} [{manifest.days}], version {manifest.version}: {method}{outcome}"
+    )
     return Status.FINDING if problems else Status.FINE
 
 
@@ -160,7 +156,6 @@ def import_table(
     stray: date | None,
     skip: Sequence[int],
     chunk_rows: int | None,
-    as_json: bool,
 ) -> Status:
     """Land an append-only table as files of a source.
 
@@ -180,7 +175,7 @@ def import_table(
         raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")
     spark = spark_for(deployment, tables)
     if check_only:
-        return _check_counts(out, deployment, spark, declared_source, as_json)
+        return _check_counts(out, deployment, spark, declared_source)
     mapping, rows_per_chunk = ImportMapping(fields, arrived, stray), chunk_rows or ROWS_PER_CHUNK
     table_imports = [
         ImportRequest(
@@ -189,9 +184,9 @@ def import_table(
         for location in tables
     ]
     if plan_only:
-        _print_plan(out, table_imports, as_json)
+        _print_plan(out, table_imports)
     else:
-        _import_tables(out, table_imports, as_json)
+        _import_tables(out, table_imports)
     return Status.FINE
 
 
@@ -205,20 +200,18 @@ def _find_source(deployment: Deployment, name: str) -> Source:
     return sources[name]
 
 
-def _print_plan(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+def _print_plan(out: Output, table_imports: Sequence[ImportRequest]) -> None:
     """Plan each import and print what would land; `import --plan` calls it."""
     from backfill_assets.imports.importer import plan_import
 
     proposals = [plan_import(table_import) for table_import in table_imports]
-    if as_json:
-        out.print_json([_proposal_json(proposal) for proposal in proposals])
-        return
+    out.print_json([_proposal_values(proposal) for proposal in proposals])
     for proposal in proposals:
         _print_proposal(out, proposal)
     out.print_note("Nothing was written. The same without --plan lands it.")
 
 
-def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
+def _proposal_values(proposal: ImportPlan) -> dict[str, Any]:
     """One import plan as JSON; the keys are part of the command's contract."""
     from dataclasses import asdict
 
@@ -275,14 +268,14 @@ def _print_proposal(out: Output, proposal: ImportPlan) -> None:
     out.print_table(ReportTable.from_rows(["arrival day", *headings], rows, numbers=headings))
 
 
-def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+def _import_tables(out: Output, table_imports: Sequence[ImportRequest]) -> None:
     """Land the new rows of each table; prints after each, as JSON only after the last."""
     from backfill_assets.imports.importer import run_import
 
     results = []
     for table_import in table_imports:
         previous = table_import.open_import()[1]
-        manifest = run_import(table_import, (lambda _: None) if as_json else out.print_note)
+        manifest = run_import(table_import, out.print_note)
         new_files = {
             file: rows
             for file, rows in manifest.landed_files.items()
@@ -293,25 +286,21 @@ def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json:
         results.append(
             {"table": manifest.table, "version": manifest.version, "files": new_files, "days": days}
         )
-        if not as_json:
-            summary = (
-                f"{sum(new_files.values()):,} rows in {len(new_files)} file(s)"
-                if new_files
-                else "no new rows"
-            )
-            out.print_text(f"{manifest.table}, version {manifest.version}: {summary}")
-            if new_files:
-                name = table_import.source.name
-                out.print_note(
-                    f"Next     load {days[0]}...{days[-1]}, such as by a planned backfill"
-                )
-                out.print_note(f"Then     backfill-assets import {name} --check")
-    if as_json:
-        out.print_json(results)
+        summary = (
+            f"{sum(new_files.values()):,} rows in {len(new_files)} file(s)"
+            if new_files
+            else "no new rows"
+        )
+        out.print_text(f"{manifest.table}, version {manifest.version}: {summary}")
+        if new_files:
+            name = table_import.source.name
+            out.print_note(f"Next     load {days[0]}...{days[-1]}, such as by a planned backfill")
+            out.print_note(f"Then     backfill-assets import {name} --check")
+    out.print_json(results)
 
 
 def _check_counts(
-    out: Output, deployment: Deployment, spark: SparkSession, source: Source, as_json: bool
+    out: Output, deployment: Deployment, spark: SparkSession, source: Source
 ) -> Status:
     """Compare counts from the external tables to staging; `FINDING` if they do not add up."""
     import msgspec
@@ -320,10 +309,8 @@ def _check_counts(
     from backfill_assets.imports.importer import check_import
 
     counts = check_import(deployment, spark, source, load_imports(deployment, source.name).values())
-    if as_json:
-        out.print_json(msgspec.to_builtins(counts))
-    else:
-        _print_counts(out, counts)
+    out.print_json(msgspec.to_builtins(counts))
+    _print_counts(out, counts)
     return Status.FINDING if counts.problems else Status.FINE
 
 

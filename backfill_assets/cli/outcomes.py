@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.argument("backfill", metavar="BACKFILL")
 @click.option("--summary", is_flag=True, help="Only the verdict.")
 @parameters.json_option
-def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Status:
+def reconcile(out: Output, backfill: str, summary: bool) -> Status:
     """What a backfill changed, and whether it is all.
 
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. The
@@ -39,14 +39,10 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
         refuse_unknown(deployment, dagster, backfill)
-        values = _run_reconcile(out, dagster, backfill, details=as_json and not summary)
-    if as_json:
-        out.print_json({**values["summary"], **values["details"]})
-    else:
-        report = Report.from_json(values["report"])
-        if summary:
-            report = Report(report.facts[:1])
-        out.print_report(report)
+        values = _run_reconcile(out, dagster, backfill, details=out.json and not summary)
+    out.print_json({**values["summary"], **values["details"]})
+    report = Report.from_json(values["report"])
+    out.print_report(Report(report.facts[:1]) if summary else report)
     return Status.FINE if values["summary"]["good"] else Status.FINDING
 
 
@@ -78,9 +74,7 @@ def _run_reconcile(
 @click.option("--reason", default="", help="Why, for the record.")
 @click.option("--plan", is_flag=True, help="Show the tables and days. Nothing is put back.")
 @parameters.json_option
-def undo(
-    out: Output, backfill: str, partitions: Window | None, reason: str, plan: bool, as_json: bool
-) -> Status:
+def undo(out: Output, backfill: str, partitions: Window | None, reason: str, plan: bool) -> Status:
     """Put back what a backfill wrote, and what was made of it.
 
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. With
@@ -92,16 +86,14 @@ def undo(
     with parameters.open_instance() as dagster:
         refuse_unknown(deployment, dagster, backfill)
         if plan:
-            return _plan_undo(out, deployment, dagster, backfill, partitions, as_json)
+            return _plan_undo(out, deployment, dagster, backfill, partitions)
         op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
         run_id = run_job(dagster, "undo", "put_back", op_config, log_level(out)).id
     tables = {
         name: _day_ranges(deployment, name, days)
         for name, days in days_written_by_run(deployment, run_id).items()
     }
-    if as_json:
-        out.print_json({"run": run_id, "tables": tables})
-        return Status.FINE
+    out.print_json({"run": run_id, "tables": tables})
     out.print_text(f"Undone   by run {run_id[:8]}, which can be undone as well")
     _show_days(out, [(name, "put back, or recorded anew", days) for name, days in tables.items()])
     return Status.FINE
@@ -113,7 +105,6 @@ def _plan_undo(
     dagster: dg.DagsterInstance,
     backfill: str,
     partitions: Window | None,
-    as_json: bool,
 ) -> Status:
     """Print what an undo would revert, or why it would be refused (`FINDING`); writes nothing."""
     from backfill_assets.backfills.undo import preview_undo
@@ -141,21 +132,19 @@ def _plan_undo(
     tables = {
         name: ranges_by_outcome for name, ranges_by_outcome in tables.items() if ranges_by_outcome
     }
-    if as_json:
-        out.print_json({"backfill": backfill, "tables": tables, "problems": problems})
-    else:
-        _show_days(
-            out,
-            [
-                (n, what, days)
-                for n, ranges_by_outcome in tables.items()
-                for what, days in ranges_by_outcome.items()
-            ],
-        )
-        for problem in problems:
-            out.print_text(f"Refused  {problem}")
-        if not problems:
-            out.print_note(f"Next     backfill-assets undo {backfill}")
+    out.print_json({"backfill": backfill, "tables": tables, "problems": problems})
+    _show_days(
+        out,
+        [
+            (n, what, days)
+            for n, ranges_by_outcome in tables.items()
+            for what, days in ranges_by_outcome.items()
+        ],
+    )
+    for problem in problems:
+        out.print_text(f"Refused  {problem}")
+    if not problems:
+        out.print_note(f"Next     backfill-assets undo {backfill}")
     return Status.FINDING if problems else Status.FINE
 
 

@@ -46,28 +46,32 @@ class CannotRunError(Exception):
 
 
 class Output:
-    """The printer of a command.
+    """The printer of a command: a result is printed as text, or with `--json` as JSON alone.
+
+    A command gives both to it: each method prints in its own form, or not at all.
 
     Attributes:
         quiet: print only results, neither progress nor hints.
+        json: print JSON instead of text.
         verbose: also print stack traces, and Dagster's log of a run of this command.
         command: the name of the running command, for messages.
     """
 
     def __init__(self) -> None:
-        self.quiet = self.verbose = False
+        self.quiet = self.json = self.verbose = False
         self.command = ""
 
     def print_text(self, text: str) -> None:
         """Print text wrapped to the terminal's width; words and paths are not broken."""
-        console = _make_console()
         if sys.stdout.isatty():
-            text = "\n".join(_wrap_line(line, console.width) for line in text.split("\n"))
-        console.print(text, soft_wrap=True)
+            width = _make_console().width
+            text = "\n".join(_wrap_line(line, width) for line in text.split("\n"))
+        self.print_command(text)
 
     def print_command(self, text: str) -> None:
         """Print a command on one line, so that it can be piped into a shell."""
-        _make_console().print(text, soft_wrap=True)
+        if not self.json:
+            _make_console().print(text, soft_wrap=True)
 
     def print_note(self, text: str) -> None:
         """Print progress or a hint, unless quiet."""
@@ -83,6 +87,8 @@ class Output:
 
     def print_table(self, table: ReportTable) -> None:
         """Print a table with all of its columns, however narrow the terminal."""
+        if self.json:
+            return
         console = _make_console()
         for part in (*_fit_grid(_make_grid(table), console), *table.lines):
             console.print(part)
@@ -96,8 +102,9 @@ class Output:
             self.print_text(note)
 
     def print_json(self, value: Any) -> None:
-        """Print a value as JSON."""
-        click.echo(json.dumps(value, indent=2, default=str))
+        """Print a value as JSON, with `--json`."""
+        if self.json:
+            click.echo(json.dumps(value, indent=2, default=str))
 
 
 class _PlainConsole(Console):

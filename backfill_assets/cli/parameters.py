@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from backfill_assets.calendar import partitions
-from backfill_assets.cli.output import CannotRunError
+from backfill_assets.cli.output import CannotRunError, Output
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -154,10 +154,18 @@ def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")(
-        function
-    )
+    """The option --json, which sets `Output.json`."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_json,
+        help="Print JSON, for a program.",
+    )(function)
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(Output).json = value
 
 
 def port_option(function: Callable[..., Any]) -> Callable[..., Any]:

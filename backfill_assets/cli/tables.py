@@ -31,7 +31,7 @@ _VERDICTS = ("ok", "warn", "alert")
 @parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def show(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> None:
+def show(out: Output, more: Sequence[str], tables: Sequence[str]) -> None:
     """What is published of each table.
 
     TABLES are the same as those of --select.
@@ -39,9 +39,7 @@ def show(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool)
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
     rows = list(_published_rows(deployment, [*dict.fromkeys([*tables, *more])]))
-    if as_json:
-        out.print_json(rows)
-        return
+    out.print_json(rows)
     numbers = ("days", "rows", *_VERDICTS, "commits")
     headings = ("table", "days", "from...to", *numbers[1:])
     cells = map(_row_cells, rows)
@@ -106,7 +104,7 @@ def refuse_no_warehouse(deployment: Deployment) -> None:
 @parameters.tables_argument
 @parameters.select_option
 @parameters.json_option
-def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: bool) -> Status:
+def status(out: Output, more: Sequence[str], tables: Sequence[str]) -> Status:
     """The state of the days of each table.
 
     TABLES are the same as those of --select. It ends with 1 if somebody has to do something about a
@@ -125,25 +123,23 @@ def status(out: Output, more: Sequence[str], tables: Sequence[str], as_json: boo
     states = dict.fromkeys(
         state for days_by_state in states_by_table.values() for state in days_by_state
     )
-    if as_json:
-        table_states = {
-            name: {state.value: to_ranges(days) for state, days in days_by_state.items()}
-            for name, days_by_state in states_by_table.items()
-        }
-        good = all(state.is_good for state in states)
-        out.print_json({"as_of": str(snapshot.today), "good": good, "tables": table_states})
-    else:
-        _show_states(out, snapshot.ledgers, states_by_table)
-        for state in states:
-            if not state.is_good:
-                out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
-        for name in states_by_table:
-            for text, days in final_days_behind(name, snapshot).items():
-                out.print_text(f"new input for final days: {name} [{format_ranges(days)}]; {text}")
-            for text, days in days_by_reason(snapshot.ledgers[name], deployment.code).items():
-                out.print_note(f"{name} [{format_ranges(days)}] was made by {text}")
-        out.print_note(f"As of    {snapshot.today}")
-    return Status.FINE if all(state.is_good for state in states) else Status.FINDING
+    table_states = {
+        name: {state.value: to_ranges(days) for state, days in days_by_state.items()}
+        for name, days_by_state in states_by_table.items()
+    }
+    good = all(state.is_good for state in states)
+    out.print_json({"as_of": str(snapshot.today), "good": good, "tables": table_states})
+    _show_states(out, snapshot.ledgers, states_by_table)
+    for state in states:
+        if not state.is_good:
+            out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
+    for name in states_by_table:
+        for text, days in final_days_behind(name, snapshot).items():
+            out.print_text(f"new input for final days: {name} [{format_ranges(days)}]; {text}")
+        for text, days in days_by_reason(snapshot.ledgers[name], deployment.code).items():
+            out.print_note(f"{name} [{format_ranges(days)}] was made by {text}")
+    out.print_note(f"As of    {snapshot.today}")
+    return Status.FINE if good else Status.FINDING
 
 
 @contextmanager
@@ -198,7 +194,7 @@ def _show_states(
 @click.argument("table", type=parameters.Tables(single=True))
 @click.argument("partitions", type=parameters.Partitions(), required=False)
 @parameters.json_option
-def history(out: Output, table: str, partitions: Window | None, as_json: bool) -> None:
+def history(out: Output, table: str, partitions: Window | None) -> None:
     """The commits of a table, or the life of a day of it.
 
     PARTITIONS are one day, or FIRST...LAST: then the commits that speak of these days. It ends with
@@ -209,8 +205,8 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
     from backfill_assets.delta import history as commits
 
     try:
-        if as_json:
-            out.print_json(commits.as_json(deployment, table, partitions))
+        if out.json:  # not both: each reads the whole log
+            out.print_json(commits.commit_values(deployment, table, partitions))
         elif partitions is not None and len(partitions) == 1:
             out.print_table(commits.format_day_history(deployment, table, partitions.start))
         else:

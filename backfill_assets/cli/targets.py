@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 @command("targets", "targets --json")
 @parameters.json_option
-def targets(out: Output, as_json: bool) -> None:
+def targets(out: Output) -> None:
     """The targets that there are, and how far each has come."""
     from backfill_assets.delta import targets as known
 
     deployment = Deployment(load_settings())
     rows = [target_row(deployment, name) for name in known.list_targets(deployment)]
-    if as_json:
-        out.print_json(rows)
-        return
+    out.print_json(rows)
     if not rows:
         out.print_text(
             "there is no target; make one with `backfill-assets backfill DAYS --target NAME`"
@@ -108,7 +106,6 @@ def compare(
     most_drift: float | None,
     most_rows: float | None,
     require: bool | None,
-    as_json: bool,
 ) -> Status:
     """Compare a target with production.
 
@@ -116,8 +113,7 @@ def compare(
     day does not add up, or a bound is not kept. Bounds are those given, or else those that a
     switch-over requires.
     """
-    from backfill_assets.backfills.diff import as_json as reports_as_json
-    from backfill_assets.backfills.diff import as_table
+    from backfill_assets.backfills.diff import as_table, report_values
     from backfill_assets.delta.targets import ComparisonLimits
     from backfill_assets.shadow.compare import compare_target, require_comparison
     from backfill_assets.spark.session import Engine
@@ -137,12 +133,10 @@ def compare(
         deployment.code,
         limits,
     )
-    if as_json:
-        out.print_json({"problems": comparison.problems, **reports_as_json(comparison.reports)})
-    else:
-        out.print_text("\n".join(comparison.problems) or f"{target}: all days add up")
-        for report in comparison.reports:
-            out.print_table(as_table(report))
+    out.print_json({"problems": comparison.problems, **report_values(comparison.reports)})
+    out.print_text("\n".join(comparison.problems) or f"{target}: all days add up")
+    for report in comparison.reports:
+        out.print_table(as_table(report))
     return Status.FINDING if comparison.problems else Status.FINE
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("partitions", type=parameters.Partitions())
 @parameters.select_option
 @parameters.json_option
-def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool) -> Status:
+def verify(out: Output, partitions: Window, tables: Sequence[str]) -> Status:
     """Compute days anew, compare them, write nothing.
 
     PARTITIONS are FIRST...LAST, or one day. It ends with 1 if a day differs.
@@ -39,12 +39,10 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     results = verify.verify_days(deployment, build_defs(deployment.settings), partitions, tables)
     table_names, known = dict.fromkeys(result.table for result in results), deployment.tables
     reads = [check_read(deployment, known[name], partitions) for name in table_names]
-    if as_json:
-        out.print_json(verify.as_json(results, reads))
-    else:
-        out.print_table(verify.as_table(results))
-        for test in reads:
-            out.print_text(str(test))
+    out.print_json(verify.verified_values(results, reads))
+    out.print_table(verify.as_table(results))
+    for test in reads:
+        out.print_text(str(test))
     return Status.FINE if verify.is_good(results, reads) else Status.FINDING
 
 
@@ -115,7 +113,6 @@ def accept_code(
     partitions: Window | None,
     reason: str,
     verify_days: int,
-    as_json: bool,
 ) -> Status:
     """Accept that a change of code changes no rows.
 
@@ -142,23 +139,18 @@ def accept_code(
                 refusals.append(str(error))
                 continue
             results.append(result)
-            if not as_json:
-                out.print_text(_format_result(result))
+            out.print_text(_format_result(result))
         plans = acceptance.repin_plans(dagster, read_ledgers(deployment), results, code)
-    if as_json:
-        result_rows = [
-            {**asdict(result), "versions": sorted(result.versions)} for result in results
-        ]
-        out.print_json(
-            {"code": code.version, "tables": result_rows, "plans": plans, "refused": refusals}
+    result_rows = [{**asdict(result), "versions": sorted(result.versions)} for result in results]
+    out.print_json(
+        {"code": code.version, "tables": result_rows, "plans": plans, "refused": refusals}
+    )
+    for plan in plans:
+        out.print_text(
+            f"Plan {plan} goes on with the present code: `backfill-assets backfill {plan}`"
         )
-    else:
-        for plan in plans:
-            out.print_text(
-                f"Plan {plan} goes on with the present code: `backfill-assets backfill {plan}`"
-            )
-        for text in refusals:
-            out.print_text(text)
+    for text in refusals:
+        out.print_text(text)
     return Status.FINDING if refusals else Status.FINE
 
 

@@ -46,14 +46,18 @@ def format_day_history(deployment: Deployment, name: str, day: date) -> ReportTa
     return ReportTable.from_rows(headings, rows, sentences=["text"], show_headings=False)
 
 
-def as_json(deployment: Deployment, name: str, days: Window | None = None) -> list[dict[str, Any]]:
+def commit_values(
+    deployment: Deployment, name: str, days: Window | None = None
+) -> list[dict[str, Any]]:
     """The commits of a table, oldest first, as JSON; of each commit only the given days.
 
     Raises:
         ValueError: there is no such commit.
     """
     kinds = _undone_kinds(deployment, name)
-    return [_as_json(commit, days, kinds) for commit in _select_commits(deployment, name, days)]
+    return [
+        _commit_values(commit, days, kinds) for commit in _select_commits(deployment, name, days)
+    ]
 
 
 def _undone_kinds(deployment: Deployment, name: str) -> dict[str, str]:
@@ -79,7 +83,7 @@ def _describe_kind(commit: records.CommitRecord, kinds: Mapping[str, str]) -> st
     return commit.details.kind
 
 
-def _as_json(
+def _commit_values(
     commit: records.CommitRecord | records.ExternalCommit,
     days: Window | None,
     kinds: Mapping[str, str],
@@ -104,11 +108,11 @@ def _as_json(
         "git_dirty": commit.git_dirty,
         "configuration": commit.config_digest,
         "inputs": dict(commit.inputs),
-        "days": {str(day): _day_as_json(commit, day) for day in covered_days},
+        "days": {str(day): _day_values(commit, day) for day in covered_days},
     }
 
 
-def _day_as_json(commit: records.CommitRecord, day: date) -> dict[str, Any]:
+def _day_values(commit: records.CommitRecord, day: date) -> dict[str, Any]:
     if day in commit.revoked_days:
         return {"what": "taken back"}
     published = commit.days[day]

@@ -9,13 +9,7 @@ from typing import Any, Self
 
 import dagster as dg
 
-from backfill_assets.dagster_ext.internals import (
-    CheckRunHealthResult,
-    ConfigurableClassData,
-    DagsterUserCodeUnreachableError,
-    SqliteEventLogStorage,
-    WorkerStatus,
-)
+from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.run_locks import is_run_alive, process_label, run_pid
 
 
@@ -27,7 +21,7 @@ class WatchingRunLauncher(dg.DefaultRunLauncher):
     """
 
     def __init__(
-        self, grace_seconds: int = 90, inst_data: ConfigurableClassData | None = None
+        self, grace_seconds: int = 90, inst_data: internals.ConfigurableClassData | None = None
     ) -> None:
         super().__init__(inst_data)
         self._grace = grace_seconds
@@ -48,7 +42,7 @@ class WatchingRunLauncher(dg.DefaultRunLauncher):
 
     @classmethod
     def from_config_value(
-        cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
+        cls, inst_data: internals.ConfigurableClassData, config_value: Mapping[str, Any]
     ) -> Self:
         """The launcher of the configuration."""
         return cls(config_value["grace_seconds"], inst_data)
@@ -58,7 +52,7 @@ class WatchingRunLauncher(dg.DefaultRunLauncher):
         try:
             if super().terminate(run_id):
                 return True
-        except DagsterUserCodeUnreachableError:
+        except internals.DagsterUserCodeUnreachableError:
             pass  # its code server is gone; the process may live on
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or not is_run_alive(self._instance, run):
@@ -80,19 +74,22 @@ class WatchingRunLauncher(dg.DefaultRunLauncher):
         """True: Dagster's run monitoring then checks every started run."""
         return True
 
-    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+    def check_run_worker_health(self, run: dg.DagsterRun) -> internals.CheckRunHealthResult:
         """Whether the run's process lives; if unknown, it counts as alive.
 
         The daemon reads the run's status again before it acts on a missing process: a run that
         ended properly recorded that before its process ended.
         """
         if is_run_alive(self._instance, run) is not False:
-            return CheckRunHealthResult(WorkerStatus.RUNNING)
+            return internals.CheckRunHealthResult(internals.WorkerStatus.RUNNING)
         since = self._missing_since.setdefault(run.run_id, time.monotonic())
         if time.monotonic() - since < self._grace:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, "its process is gone")
-        return CheckRunHealthResult(
-            WorkerStatus.NOT_FOUND, "the process of the run is gone: it was killed, or crashed"
+            return internals.CheckRunHealthResult(
+                internals.WorkerStatus.RUNNING, "its process is gone"
+            )
+        return internals.CheckRunHealthResult(
+            internals.WorkerStatus.NOT_FOUND,
+            "the process of the run is gone: it was killed, or crashed",
         )
 
 
@@ -168,7 +165,10 @@ class PromptRunCoordinator(dg.QueuedRunCoordinator):
 def _raise_if_sqlite_for_remote_runs(instance: dg.DagsterInstance) -> None:
     """Called when Dagster opens the instance; its default launcher (None) starts runs locally."""
     launcher = instance.get_ref().run_launcher_data
-    if not isinstance(instance.event_log_storage, SqliteEventLogStorage) or launcher is None:
+    if (
+        not isinstance(instance.event_log_storage, internals.SqliteEventLogStorage)
+        or launcher is None
+    ):
         return
     if launcher.module_name.startswith(_REMOTE_LAUNCHERS):
         raise dg.DagsterInvariantViolationError(

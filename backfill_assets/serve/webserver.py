@@ -31,11 +31,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backfill_assets.dagster_ext.internals import (
-    WorkspaceFileTarget,
-    WorkspaceProcessContext,
-    configure_loggers,
-)
+from backfill_assets.dagster_ext import internals
 from backfill_assets.serve.supervisor import PasswordFile
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
@@ -171,14 +167,14 @@ _SHUTDOWN_SECONDS = 5
 @click.option("--port", default=3000, show_default=True)
 def serve(workspace: Path, listening: Sequence[int], host: str, port: int) -> None:
     """Serve the UI of a workspace, behind the door."""
-    configure_loggers()
+    internals.configure_loggers()
     settings = load_settings()
     with (
         DagsterInstance.get() as instance,
-        WorkspaceProcessContext(
+        internals.WorkspaceProcessContext(
             instance,
             version=__version__,
-            workspace_load_target=WorkspaceFileTarget([str(workspace)]),
+            workspace_load_target=internals.WorkspaceFileTarget([str(workspace)]),
         ) as context,
         contextlib.suppress(KeyboardInterrupt),  # the server has ended as it should by then
     ):

@@ -16,7 +16,7 @@ from backfill_assets.backfills.accept_code import (
 from backfill_assets.backfills.reconcile import code_provenance
 from backfill_assets.backfills.verify import VerifiedDay, VerifyOutcome
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.history import as_json, format_day_history
+from backfill_assets.delta.history import commit_values, format_day_history
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.deployment import Deployment
@@ -110,7 +110,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
     texts = [text for _, text in format_day_history(Deployment(settings), FACT.name, day(1)).rows]
     accepted = "accepted as made by the present code; its rows are as they were"
     assert [text for text in texts if text.endswith(accepted)]
-    commit = as_json(Deployment(settings), FACT.name)[1]
+    commit = commit_values(Deployment(settings), FACT.name)[1]
     assert (commit["kind"], commit["reason"]) == (ACCEPTED_CODE, "an upgrade")
     assert {d["what"] for d in commit["days"].values()} == {"unchanged"}
 

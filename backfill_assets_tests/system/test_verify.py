@@ -25,10 +25,10 @@ from backfill_assets.backfills.verify import (
     VerifyOutcome,
     _bisect_days,
     _Verification,
-    as_json,
     as_table,
     compare_day,
     is_good,
+    verified_values,
 )
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
@@ -431,7 +431,7 @@ def test_as_table(capsys):
 
 def test_as_json():
     reads = [ReadCheck("t", 3), ReadCheck("u", None, ["no table"])]
-    result = json.loads(json.dumps(as_json(SAID, reads), default=str))
+    result = json.loads(json.dumps(verified_values(SAID, reads), default=str))
     assert result["good"] is False
     assert result["days"][-2] == {
         "table": "t",
