@@ -10,9 +10,10 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import state_store
-from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS, unfilled_sections
+from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS
 from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.cli import main
+from backfill_assets_guide.drills.observing import unfilled_sections
 from backfill_assets_tests.helpers.command_line import (
     DAYS,
     JAN,

@@ -345,19 +345,6 @@ SECTIONS: Mapping[str, str] = {
 }
 #: Prefix of text that a person must replace.
 PLACEHOLDER_PREFIX = "TO BE FILLED IN: "
-#: A section with fewer words counts as not filled in.
-_MIN_WORDS = 4
-
-
-def unfilled_sections(text: str) -> list[str]:
-    """The sections that a post-mortem in Markdown lacks, or that are not filled in."""
-    parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
-    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return [
-        name
-        for name in SECTIONS
-        if PLACEHOLDER_PREFIX in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
-    ]
 
 
 def render_postmortem(history: BackfillHistory) -> str:

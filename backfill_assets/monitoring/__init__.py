@@ -1,1 +1,1 @@
-"""Day states, incidents, alerts, metrics, the next runs, and the lateness page."""
+"""Day states, incidents, alerts, metrics, lineage, the next runs, and the lateness page."""

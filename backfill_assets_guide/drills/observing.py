@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from math import floor
 from pathlib import Path
 
 from backfill_assets.backfills.changes import written_days
-from backfill_assets.backfills.history import SECTIONS, unfilled_sections
+from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets_guide.drills import journal
@@ -140,3 +141,18 @@ def _filled_sections(folder: Path) -> int:
         len(SECTIONS) - len(unfilled_sections(path.read_text(errors="replace"))) for path in reports
     ]
     return max(counts, default=0)
+
+
+#: A section with fewer words counts as not filled in.
+_MIN_WORDS = 4
+
+
+def unfilled_sections(text: str) -> list[str]:
+    """The sections that a post-mortem in Markdown lacks, or that are not filled in."""
+    parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return [
+        name
+        for name in SECTIONS
+        if PLACEHOLDER_PREFIX in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
+    ]
