@@ -19,6 +19,7 @@ from backfill_assets.cli import added_commands, cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.report import ReportTable
 from backfill_assets.spark import jars as jars_module
 from backfill_assets.spark.jars import delta_coordinate
 from backfill_assets.spark.jvm_launch import class_archive_path
@@ -144,6 +145,28 @@ def test_a_command_of_another_package(monkeypatch, capsys, tmp_path):
         assert "Greet" not in capsys.readouterr().out
     finally:
         added_commands.cache_clear()
+
+
+@pytest.mark.parametrize("prints_json", [False, True])
+def test_a_result_is_printed_as_text_or_as_json(prints_json, capsys):
+    out = Output()
+    out.json = prints_json
+    out.print_note("Looking ...")
+    out.print_text("one day")
+    out.print_facts([("days", "1")])
+    out.print_table(ReportTable.from_rows(["day"], [["2024-01-03"]]))
+    out.print_json({"days": 1})
+    output = capsys.readouterr().out
+    if prints_json:
+        assert json.loads(output) == {"days": 1}
+    else:
+        assert [line.split() for line in output.splitlines()] == [
+            ["Looking", "..."],
+            ["one", "day"],
+            ["days", "1"],
+            ["day"],
+            ["2024-01-03"],
+        ]
 
 
 def test_completion(monkeypatch, capsys):

@@ -236,7 +236,7 @@ class RawLoader:
     def _manifests_from_rows(
         self, log: Ledger, window: Window, recorded: Collection[date]
     ) -> dict[date, load_manifest.LoadManifest]:
-        """Derive the manifests of days that were published before manifests were recorded.
+        """Derive the manifests of published days without a recorded one, such as of lost commits.
 
         The rows tell which files there were, but not their content.
         """

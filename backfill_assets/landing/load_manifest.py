@@ -47,7 +47,7 @@ class LoadManifest:
 
     @classmethod
     def from_record(cls, recorded: Any) -> "LoadManifest | None":
-        """The manifest in a record; None if the record is older than manifests."""
+        """The manifest in a record; None if there is none."""
         if not isinstance(recorded, Mapping):
             return None
         return cls(
