@@ -311,7 +311,7 @@ class ServiceCaller:
 
     def ask_services(
         self,
-        asks: Mapping[str, unpartitioned.Answers],
+        asks: Mapping[str, unpartitioned.LookupAnswers],
         frames: Mapping[str, DataFrame],
         cache: Cache,
         days: Window,

@@ -6,7 +6,10 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
+
+import pytest
 
 import backfill_assets
 from backfill_assets.calendar.reach import Reach
@@ -16,6 +19,28 @@ from backfill_assets_tests.contracts.snapshot_files import TextFile
 def test_public_api(snapshot):
     lines = [line for name in backfill_assets.__all__ for line in describe_name(name)]
     assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nullable", "backfill_assets has no nullable: it is nullable_column now"),
+        ("week", "it is week_starting now, as week_starting('sunday')"),
+        ("STAGED", "import it from backfill_assets.orders.tables"),
+    ],
+)
+def test_a_name_of_before_says_what_to_import(name, text):
+    with pytest.raises(ImportError, match=re.escape(text)):
+        exec(f"from backfill_assets import {name}")
+
+
+def test_what_names_of_before_say_can_be_imported():
+    for name, text in backfill_assets._RENAMED.items():
+        assert name not in backfill_assets.__all__
+        words = [word.strip(",") for word in text.split()]
+        instead = words[2] if words[0] == "it" else name
+        module = words[-1] if words[0] == "import" else "backfill_assets"
+        assert hasattr(import_module(module), instead), text
 
 
 def describe_name(name: str) -> Iterator[str]:

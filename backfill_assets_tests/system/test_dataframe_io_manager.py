@@ -15,9 +15,10 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import FACT, Reads, delta_io_manager, load_settings, publishes, table
+from backfill_assets import Reads, delta_io_manager, load_settings, publishes, table
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.io_manager import MODEL, tables_of_assets
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError

@@ -17,7 +17,6 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from deltalake import write_deltalake
 
-from backfill_assets import ORDERS
 from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -25,6 +24,7 @@ from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.examples.customers.features import features
