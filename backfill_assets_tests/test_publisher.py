@@ -113,7 +113,7 @@ def built(version: int, published: Iterable[date], made_of: str = "input", **mor
 
 def hold_days(version: int, held: Mapping[date, str]) -> CommitRecord:
     """The commit of an undo: a person has rejected what was built from these inputs."""
-    return record(version, (), **{"on hold": {str(d): made_of for d, made_of in held.items()}})
+    return record(version, (), on_hold={str(d): made_of for d, made_of in held.items()})
 
 
 def staged(*records: CommitRecord) -> Ledger:

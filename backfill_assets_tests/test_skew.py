@@ -178,7 +178,7 @@ def task_times(pipeline: Pipeline, n: int, **tags: str) -> dict[str, Any]:
 
 def test_a_run_over_skewed_rows_has_a_task_that_is_longer_than_the_others(watched, monkeypatch):
     skewed, even = (task_times(watched, n) for n in (1, 2))
-    longest, middle, plot = "longest task seconds", "median task seconds", "task times"
+    longest, middle, plot = "longest_task_seconds", "median_task_seconds", "task_times"
     assert {*skewed} == {*even} == {longest, middle, plot}
     assert skewed[longest] > 24 * 0.04
     assert skewed[longest] > 5 * skewed[middle]

@@ -522,7 +522,7 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
                 if "://" in path
                 else dg.MetadataValue.path(path),
                 **key_figures(rows.to_pylist(), window_days, source.arrives_after),
-                f"delta version {lateness.name}": log.version(),
+                f"delta_version_{lateness.name}": log.version(),
             }
         )
 

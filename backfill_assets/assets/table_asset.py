@@ -220,7 +220,7 @@ def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObs
             name,
             metadata={
                 "dagster/uri": reference.url,
-                "delta version": log.version(),
+                "delta_version": log.version(),
                 "dagster/column_schema": dg.TableSchema(columns),
             },
             tags={"dagster/data_version": str(reference.content)},

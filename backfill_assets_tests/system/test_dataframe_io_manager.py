@@ -366,4 +366,4 @@ def test_one_backfill_builds_an_asset_and_the_one_that_reads_it(plain):
 def test_the_times_of_tasks_are_those_of_the_audit_as_well(plain):
     plain.run("slow_visits", 1, 1)
     (materialization,) = plain.materializations("slow_visits")
-    assert materialization.metadata["longest task seconds"].value >= 0.7
+    assert materialization.metadata["longest_task_seconds"].value >= 0.7

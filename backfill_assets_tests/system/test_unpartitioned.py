@@ -141,7 +141,7 @@ def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline
     key = dg.AssetKey("customers")
     (observation,) = pipeline.instance.fetch_observations(key, limit=1).records
     metadata = observation.asset_observation.metadata
-    assert metadata["delta version"].value == 1
+    assert metadata["delta_version"].value == 1
     assert metadata["dagster/uri"].value == customers.url
     columns = metadata["dagster/column_schema"].value.columns
     assert [(column.name, column.type) for column in columns] == [
