@@ -11,7 +11,7 @@ which days of which input it reads. This is a whole project, `visits.py`:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 
-    from backfill_assets import Reads, Source, conserves, table
+    from backfill_assets import Reads, Source, conserves_total, table
 
 
     class Visit(pa.DataFrameModel):
@@ -35,7 +35,7 @@ which days of which input it reads. This is a whole project, `visits.py`:
         partition="run_date",
         key=[],  # a row a day
         totals=["visits"],
-        checks=[conserves("visits", None, "visits")],
+        checks=[conserves_total("visits", None, "visits")],
     )
     def daily_visits(visits: Annotated[DataFrame, Reads(VISITS.staged)]) -> DataFrame:
         return visits.groupBy(F.col("for_day").alias("run_date")).agg(
@@ -69,121 +69,143 @@ if TYPE_CHECKING:
         PREVIOUS_DAY,
         SAME_DAY,
         WEEK,
+        days_between,
         following_days,
         last_days,
+        previous_partitions,
+        week_starting,
     )
     from backfill_assets.definitions import BackfillAssets, build_defs, delta_io_manager
-    from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.publish.io_manager import publishes
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.columns import added, forbids, json_text, no_leaks, nullable
+    from backfill_assets.tables.columns import (
+        added_column,
+        forbids_rows,
+        json_column,
+        no_leaks,
+        nullable_column,
+    )
     from backfill_assets.tables.derived import (
         SELF,
-        Published,
+        PublishedDays,
         Reads,
-        conserves,
-        corrections,
-        current,
+        conserves_total,
+        corrections_table,
+        current_table,
     )
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table_function import table, version_of
-    from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
-    from backfill_assets.transforms.point_in_time import History, as_of, spread_join
-    from backfill_assets.transforms.rolling import Partial, combine_days
+    from backfill_assets.tables.unpartitioned import (
+        Lookup,
+        LookupAnswers,
+        Quota,
+        UnpartitionedTable,
+    )
+    from backfill_assets.transforms.point_in_time import VersionHistory, as_of_join, spread_join
+    from backfill_assets.transforms.rolling import PartialAggregate, combine_days
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
 _MODULES = {
-    "BackfillAssets": "definitions",
-    "build_defs": "definitions",
-    "delta_io_manager": "definitions",
-    "Published": "tables.derived",
-    "Reads": "tables.derived",
-    "SELF": "tables.derived",
-    "conserves": "tables.derived",
-    "table": "tables.table_function",
-    "History": "transforms.point_in_time",
-    "version_of": "tables.table_function",
-    "as_of": "transforms.point_in_time",
-    "forbids": "tables.columns",
-    "no_leaks": "tables.columns",
-    "corrections": "tables.derived",
-    "current": "tables.derived",
+    "MONTH": "calendar.reach",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
-    "MONTH": "calendar.reach",
+    "SELF": "tables.derived",
     "WEEK": "calendar.reach",
-    "between": "calendar.reach",
-    "previous": "calendar.reach",
-    "week": "calendar.reach",
-    "following_days": "calendar.reach",
-    "last_days": "calendar.reach",
-    "CURRENT": "orders.tables",
-    "FACT": "orders.tables",
-    "LATE": "orders.tables",
-    "ORDERS": "orders.tables",
-    "RAW": "orders.tables",
-    "REJECTED": "orders.tables",
-    "STAGED": "orders.tables",
-    "load_settings": "settings",
-    "publishes": "publish.io_manager",
-    "Source": "tables.sources",
-    "spread_join": "transforms.point_in_time",
-    "Partial": "transforms.rolling",
-    "combine_days": "transforms.rolling",
-    "Answers": "tables.unpartitioned",
+    "BackfillAssets": "definitions",
     "Lookup": "tables.unpartitioned",
+    "LookupAnswers": "tables.unpartitioned",
+    "PartialAggregate": "transforms.rolling",
+    "PublishedDays": "tables.derived",
     "Quota": "tables.unpartitioned",
-    "Unpartitioned": "tables.unpartitioned",
-    "json_text": "tables.columns",
-    "nullable": "tables.columns",
-    "added": "tables.columns",
+    "Reads": "tables.derived",
+    "Source": "tables.sources",
+    "UnpartitionedTable": "tables.unpartitioned",
+    "VersionHistory": "transforms.point_in_time",
+    "added_column": "tables.columns",
+    "as_of_join": "transforms.point_in_time",
+    "build_defs": "definitions",
+    "combine_days": "transforms.rolling",
+    "conserves_total": "tables.derived",
+    "corrections_table": "tables.derived",
+    "current_table": "tables.derived",
+    "days_between": "calendar.reach",
+    "delta_io_manager": "definitions",
+    "following_days": "calendar.reach",
+    "forbids_rows": "tables.columns",
+    "json_column": "tables.columns",
+    "last_days": "calendar.reach",
+    "load_settings": "settings",
+    "no_leaks": "tables.columns",
+    "nullable_column": "tables.columns",
+    "previous_partitions": "calendar.reach",
+    "publishes": "publish.io_manager",
+    "spread_join": "transforms.point_in_time",
+    "table": "tables.table_function",
+    "version_of": "tables.table_function",
+    "week_starting": "calendar.reach",
+}
+#: By a name that the package had before its first release, what to import instead.
+_RENAMED = {
+    "Answers": "it is LookupAnswers now",
+    "History": "it is VersionHistory now",
+    "Partial": "it is PartialAggregate now",
+    "Published": "it is PublishedDays now",
+    "Unpartitioned": "it is UnpartitionedTable now",
+    "added": "it is added_column now",
+    "as_of": "it is as_of_join now",
+    "between": "it is days_between now",
+    "conserves": "it is conserves_total now",
+    "corrections": "it is corrections_table now",
+    "current": "it is current_table now",
+    "forbids": "it is forbids_rows now",
+    "json_text": "it is json_column now",
+    "nullable": "it is nullable_column now",
+    "previous": "it is previous_partitions now",
+    "week": "it is week_starting now, as week_starting('sunday')",
+    **dict.fromkeys(
+        ("CURRENT", "FACT", "LATE", "ORDERS", "RAW", "REJECTED", "STAGED"),
+        f"import it from {__name__}.orders.tables",
+    ),
 }
 __all__ = [
-    "CURRENT",
-    "FACT",
-    "LATE",
     "MONTH",
-    "ORDERS",
     "PREVIOUS_DAY",
-    "RAW",
-    "REJECTED",
     "SAME_DAY",
     "SELF",
-    "STAGED",
     "WEEK",
-    "Answers",
     "BackfillAssets",
-    "History",
     "Lookup",
-    "Partial",
-    "Published",
+    "LookupAnswers",
+    "PartialAggregate",
+    "PublishedDays",
     "Quota",
     "Reads",
     "Source",
-    "Unpartitioned",
-    "added",
-    "as_of",
-    "between",
+    "UnpartitionedTable",
+    "VersionHistory",
+    "added_column",
+    "as_of_join",
     "build_defs",
     "combine_days",
-    "conserves",
-    "corrections",
-    "current",
+    "conserves_total",
+    "corrections_table",
+    "current_table",
+    "days_between",
     "delta_io_manager",
     "following_days",
-    "forbids",
-    "json_text",
+    "forbids_rows",
+    "json_column",
     "last_days",
     "load_settings",
     "no_leaks",
-    "nullable",
-    "previous",
+    "nullable_column",
+    "previous_partitions",
     "publishes",
     "spread_join",
     "table",
     "version_of",
-    "week",
+    "week_starting",
 ]
 
 
@@ -192,6 +214,9 @@ choose_pyspark_api()
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _RENAMED:
+        # `from backfill_assets import name` would replace the text of an AttributeError.
+        raise ImportError(f"{__name__} has no {name}: {_RENAMED[name]}", name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from pandera.pyspark import Field
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.orders.tables import FACT
-from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.columns import nullable_column
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import Pipeline
 
@@ -31,7 +31,7 @@ def make_table(version: int = 1, **columns: Any) -> Table:
         "orders": (T.IntegerType, Field(ge=1, description="Orders.")),
         "paid": (T.DecimalType(10, 2), Field(description="Paid.")),
         "share": (T.FloatType, Field(description="Share.")),
-        "note": (T.StringType, nullable(1.0, 1.0, "A note.")),
+        "note": (T.StringType, nullable_column(1.0, 1.0, "A note.")),
     }
     named = {}
     for name, column in default_columns.items():

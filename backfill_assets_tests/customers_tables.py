@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from backfill_assets import ORDERS, conserves, table
+from backfill_assets import conserves_total, table
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets.tables.derived import Derived
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets_guide.examples.customers.cohorts import CohortValue
@@ -58,7 +59,7 @@ fact_orders_settled = table(
     key=["order_id"],
     totals=["amount"],
     rules=_settled.rules,
-    checks=[conserves("orders", "amount", "amount")],
+    checks=[conserves_total("orders", "amount", "amount")],
     group="customers",
 )(replace_globals(_settled, SETTLES_AFTER=SETTLES_AFTER))
 cohort_value_30d = table(

@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 
 
 class Spend(pa.DataFrameModel):

@@ -17,8 +17,8 @@ from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, Source, last_days, nullable, table
-from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, Source, last_days, nullable_column, table
+from backfill_assets.orders.tables import ORDER_LINES, STAGED
 
 #: So much an order counts in `activity`.
 POINTS = 1
@@ -52,17 +52,17 @@ class Activity(pa.DataFrameModel):
     """The score of each customer on a day."""
 
     run_date: T.DateType = Field(description="The day.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
+    customer_id: T.StringType = nullable_column(1.0, 1.0, "The customer.")
     score: T.LongType = Field(description="Orders and visits.")
-    share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
-    note: T.StringType = nullable(1.0, 1.0, "A note.")
+    share: T.DoubleType = nullable_column(1.0, 1.0, "The share of the score.")
+    note: T.StringType = nullable_column(1.0, 1.0, "A note.")
 
 
 class Peak(pa.DataFrameModel):
     """The best score of each customer in three days."""
 
     run_date: T.DateType = Field(description="The last of the days.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
+    customer_id: T.StringType = nullable_column(1.0, 1.0, "The customer.")
     score: T.LongType = Field(description="The best score.")
 
 

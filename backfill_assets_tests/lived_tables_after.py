@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pyspark.sql import DataFrame
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, last_days, table
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,

@@ -8,7 +8,8 @@ import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, last_days, nullable_column, table
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,
@@ -25,7 +26,7 @@ from backfill_assets_tests.lived_tables_fourth import Plain
 class Remarked(Plain):
     """The score of each customer on a day."""
 
-    remark: T.LongType = nullable(1.0, 1.0, "The score.")
+    remark: T.LongType = nullable_column(1.0, 1.0, "The score.")
 
 
 @table(

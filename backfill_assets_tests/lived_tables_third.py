@@ -9,7 +9,8 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, last_days, nullable_column, table
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.lived_tables import (
     SOURCES,
     VISITS,
@@ -29,9 +30,9 @@ class Remarked(pa.DataFrameModel):
     """The score of each customer on a day."""
 
     run_date: T.DateType = Field(description="The day.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer.")
+    customer_id: T.StringType = nullable_column(1.0, 1.0, "The customer.")
     score: T.LongType = Field(description="Orders and visits.")
-    share: T.DoubleType = nullable(1.0, 1.0, "The share of the score.")
+    share: T.DoubleType = nullable_column(1.0, 1.0, "The share of the score.")
     remark: T.StringType = Field(nullable=True, description="A note.", metadata=_OPTIONAL)
 
 

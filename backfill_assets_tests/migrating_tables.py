@@ -10,8 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, nullable, table
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets import Reads, nullable_column, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 
 
 class Notes(pa.DataFrameModel):
@@ -20,7 +20,7 @@ class Notes(pa.DataFrameModel):
     run_date: T.DateType = Field(description="The day.")
     customer_id: T.StringType = Field(description="The customer.")
     orders: T.IntegerType = Field(ge=1, description="Their orders.")
-    note: T.StringType = nullable(1.0, 1.0, "A note.")
+    note: T.StringType = nullable_column(1.0, 1.0, "A note.")
     share: T.DoubleType = Field(description="A share.")
 
 

@@ -10,8 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, table
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets import Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets_tests.migrating_tables import counted
 
 

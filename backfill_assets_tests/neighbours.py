@@ -13,7 +13,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import FACT, ORDERS, WEEK, Reads, Source, conserves, table
+from backfill_assets import WEEK, Reads, Source, conserves_total, table
+from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.own_tables import my_countries
 
@@ -37,7 +38,7 @@ def summed(rows: DataFrame) -> DataFrame:
     partition="week",
     key=[],
     totals=["orders", "revenue"],
-    checks=[conserves("orders", column, column) for column in ("orders", "revenue")],
+    checks=[conserves_total("orders", column, column) for column in ("orders", "revenue")],
 )
 def weekly(orders: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame:
     return summed(orders)
@@ -48,7 +49,7 @@ def weekly(orders: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame:
     partition="week",
     key=[],
     totals=["orders", "revenue"],
-    checks=[conserves("weeks", "revenue", "revenue")],
+    checks=[conserves_total("weeks", "revenue", "revenue")],
 )
 def weekly_again(weeks: Annotated[DataFrame, Reads(weekly)]) -> DataFrame:
     return summed(weeks)
@@ -78,7 +79,7 @@ class HourOfTaps(pa.DataFrameModel):
     partition="run_date",
     key=["hour"],
     totals=["taps"],
-    checks=[conserves("taps", None, "taps")],
+    checks=[conserves_total("taps", None, "taps")],
 )
 def taps_by_hour(taps: Annotated[DataFrame, Reads(TAPS.staged)]) -> DataFrame:
     hour = F.hour("at").cast("long").alias("hour")

@@ -8,23 +8,20 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 
 from backfill_assets import (
-    FACT,
     MONTH,
-    ORDERS,
     PREVIOUS_DAY,
     SELF,
-    STAGED,
     WEEK,
-    Answers,
+    LookupAnswers,
     Reads,
     Source,
     following_days,
     last_days,
-    previous,
+    previous_partitions,
     table,
     version_of,
 )
-from backfill_assets.orders.tables import DailyOrders, OrderLine
+from backfill_assets.orders.tables import FACT, ORDERS, STAGED, DailyOrders, OrderLine
 from backfill_assets_guide.examples.customers.enrichment import RATES, OrderInEuros, rates_needed
 from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS
@@ -56,7 +53,7 @@ def weekly(of: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame: ...
 @table(OrderInEuros, partition="run_date", key=["order_id"], totals=["amount", "amount_eur"])
 def in_euros(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+    rates: Annotated[DataFrame, LookupAnswers(RATES, of=rates_needed)],
 ) -> DataFrame: ...
 
 
@@ -64,7 +61,7 @@ def in_euros(
 def two_days_in_euros(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(2))],
     facts: Annotated[DataFrame, Reads(FACT)],
-    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+    rates: Annotated[DataFrame, LookupAnswers(RATES, of=rates_needed)],
 ) -> DataFrame: ...
 
 
@@ -103,7 +100,9 @@ def monthly(days: Annotated[DataFrame, Reads(balance, MONTH)]) -> DataFrame: ...
 
 
 @table(DailyOrders, **FACT_OPTIONS)
-def two_weeks(weeks: Annotated[DataFrame, Reads(weekly, previous(1, WEEK))]) -> DataFrame: ...
+def two_weeks(
+    weeks: Annotated[DataFrame, Reads(weekly, previous_partitions(1, WEEK))],
+) -> DataFrame: ...
 
 
 @table(DailyOrders, **FACT_OPTIONS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 
-from backfill_assets import ORDERS, conserves, table, version_of
+from backfill_assets import conserves_total, table, version_of
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets_guide.examples.customers import features_v2 as second
 from backfill_assets_guide.examples.customers import training_v2
 from backfill_assets_guide.examples.customers.features import Features
@@ -21,7 +22,10 @@ features = table(
     rules=_features.rules,
     drift=_features.drift,
     merge=True,
-    checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
+    checks=[
+        conserves_total("orders", None, "orders_30d"),
+        conserves_total("orders", "amount", "revenue_30d"),
+    ],
     group="training",
     retired=date(2024, 6, 1),
 )(_features.transform)

@@ -7,7 +7,8 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, PREVIOUS_DAY, SELF, STAGED, WEEK, Reads, table
+from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests.version_tables_second import RETIRES
 

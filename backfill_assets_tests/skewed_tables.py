@@ -10,8 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.orders.tables import ORDERS, OrderLine
+from backfill_assets import Reads, Source, nullable_column, table
+from backfill_assets.orders.tables import ORDERS, STAGED, OrderLine
 
 
 class Taken(pa.DataFrameModel):
@@ -19,14 +19,14 @@ class Taken(pa.DataFrameModel):
 
     run_date: T.DateType = Field(description="The day.")
     order_id: T.StringType = Field(description="The order.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
+    customer_id: T.StringType = nullable_column(1.0, 1.0, "The customer; null if unknown.")
 
 
 class Count(pa.DataFrameModel):
     """The orders of a customer on a day."""
 
     run_date: T.DateType = Field(description="The day.")
-    customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
+    customer_id: T.StringType = nullable_column(1.0, 1.0, "The customer; null if unknown.")
     orders: T.LongType = Field(ge=0, description="How many.")
 
 

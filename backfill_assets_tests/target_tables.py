@@ -10,8 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
-from backfill_assets.orders.tables import RAW, REJECTED
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, last_days, table
+from backfill_assets.orders.tables import RAW, REJECTED, STAGED
 
 #: What these tables are made from, and no other table of the orders: less to build and look at.
 SOURCES = [RAW, REJECTED, STAGED]

@@ -9,7 +9,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets import Reads, nullable_column, table
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.target_tables import SOURCES, Score, score_orders
 
 
@@ -17,7 +18,9 @@ class Wider(Score):
     """A score of each customer on a day, and what it would be by another rule."""
 
     run_date: T.DateType = Field(description="The day.")
-    bonus: T.LongType = nullable(1.0, 1.0, "Another score; null on days made before it was added.")
+    bonus: T.LongType = nullable_column(
+        1.0, 1.0, "Another score; null on days made before it was added."
+    )
 
 
 @table(Wider, partition="run_date", key=["customer_id"], totals=["score"])

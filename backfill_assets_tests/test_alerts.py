@@ -294,6 +294,28 @@ def test_growth_that_could_not_be_told_is_told_later(desk: Desk, webhook: Webhoo
     assert desk.tick() == "nothing new to tell"
 
 
+def test_a_cursor_of_before_the_first_release_is_read_by_its_old_keys():
+    spelled = [["2024-01-05", "2024-01-06"]]
+    old = {
+        "looked": 7.5,
+        "seen": ["r1", "r2"],
+        "waiting": {"r2": 6.5},
+        "told": [["late money", "late", spelled, [], {"amount": 10}]],
+        "attempts": {"run r2": 3},
+        "blind": 2,
+    }
+    expected = Outbox(
+        looked=7.5,
+        seen_runs=frozenset({"r1", "r2"}),
+        waiting={"r2": 6.5},
+        reported={("late money", "late", "2024-01-05"): {"amount": 10}},
+        attempts={"run r2": 3},
+        unreadable_ticks=2,
+    )
+    assert Outbox.from_text(json.dumps(old)) == expected
+    assert old.keys() & json.loads(expected.to_text()).keys() == {"attempts"}
+
+
 def test_an_incident_that_comes_back_alerts_again(desk: Desk, webhook: Webhook):
     for incidents in [make_incident(5)], [], [make_incident(5)]:
         desk.incidents = incidents
@@ -748,8 +770,8 @@ def test_a_tick_that_was_killed_before_its_cursor_was_saved_tells_again(
 @pytest.mark.parametrize(
     "cursor",
     [
-        *["", "null", "[]", "{}", "7", "not JSON", '{"looked": 1}'],
-        Outbox().to_text().replace('"blind": 0', '"blind": 1e999'),
+        *["", "null", "[]", "{}", "7", "not JSON", '{"runs_read_at": 1}'],
+        Outbox().to_text().replace('"unreadable_ticks": 0', '"unreadable_ticks": 1e999'),
     ],
 )
 def test_a_garbled_cursor_is_a_fresh_start(

@@ -227,7 +227,7 @@ def test_a_day_is_not_built_without_a_whole_table_that_it_reads():
 def hold_days(table: Table, fingerprints: Mapping[int, str], *published: int) -> Ledger:
     """Some days are taken back, and wait as long as their inputs have these fingerprints."""
     holds = {str(day(n)): fingerprint for n, fingerprint in fingerprints.items()}
-    undo = record(1, (), **{"on hold": holds})
+    undo = record(1, (), on_hold=holds)
     undo = msgspec.structs.replace(undo, revoked_days=days(*fingerprints))
     return ledger(table, undo, record(2, days(*published)))
 

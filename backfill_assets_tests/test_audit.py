@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pandera.pyspark import Field
 
-from backfill_assets import forbids
+from backfill_assets import forbids_rows
 from backfill_assets.audit import verdicts
 from backfill_assets.audit.verdicts import (
     DayMetrics,
@@ -59,7 +59,7 @@ VISITS = Table(
     partition="run_date",
     key=["site", "number"],
     notices={"silence": "Something came."},
-    forbidden=[forbids("overlap", lambda rows: rows, "No overlap.")],
+    forbidden=[forbids_rows("overlap", lambda rows: rows, "No overlap.")],
 )
 
 

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame
 
-from backfill_assets import ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Verdict, judge_days
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.orders.tables import DailyOrders
+from backfill_assets.orders.tables import ORDERS, STAGED, DailyOrders
 from backfill_assets.publish.publication import chain_days
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.settings import load_settings

@@ -560,7 +560,7 @@ def test_the_life_of_a_day(capsys, tmp_path):
     writer = {"backfill_id": "b", "reason": "bad amounts", "inputs": {"stg_orders": 4}, **committed}
     twice = dict.fromkeys(JAN[1:3], "warn")
     publish_facts(tmp_path, twice, 5, since=0, written=["2024-01-02...2024-01-02"], **writer)
-    undone = {"since": 1, "written": ["2024-01-02"], "said": {"undoes": "b"}}
+    undone = {"since": 1, "written": ["2024-01-02"], "details": {"undoes": "b"}}
     publish_facts(tmp_path, {JAN[1]: "ok"}, **undone, withdrawn=["2024-01-03"])
     first, second, third = day_history(capsys, "2024-01-02")
     assert "UTC, written" in first

@@ -58,7 +58,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, Source, last_days, table
+from backfill_assets import Reads, Source, last_days, table
+from backfill_assets.orders.tables import STAGED
 """
 MODEL = """
 class Row(pa.DataFrameModel):
@@ -415,7 +416,7 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "the same value, written otherwise": ("shop/settings.py", "RATE = 0.21", "RATE = 21 / 100", ""),
     "how a constant is made": ("shop/settings.py", 'LIMIT = os.environ.get("SHOP_LIMIT", "10")', 'LIMIT = str(10)', ""),
     "order of a set": ("shop/settings.py", "{2, 3}", "{3, 2}", ""),
-    "module of this package": ("shop/spend.py", "import STAGED, Reads, Source, last_days, table", "import STAGED, Reads, Source, last_days\nfrom backfill_assets.tables.table_function import table", ""),
+    "module of this package": ("shop/spend.py", "import Reads, Source, last_days, table", "import Reads, Source, last_days\nfrom backfill_assets.tables.table_function import table", ""),
     "name of a factory": ("shop/rows.py", "make_table", "build_table", ""),
     "name of a model": ("shop/spend.py", "Row", "Line", ""),
     "name of an enumeration's owner": ("shop/tables.py", "OWN", "MINE", ""),
@@ -430,7 +431,7 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "transform": ("shop/spend.py", 'agg(F.sum("amount").cast', 'agg(F.max("amount").cast', "plain"),
     "reach": ("shop/spend.py", "last_days(3))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "last_days(4))]) -> DataFrame:\n    return " + GROUPS + '.agg(F.sum("amount")', "plain"),
     "each row once": ("shop/rows.py", "last_days(days))]\n", "last_days(days), each_row_once=True)]\n", "made"),
-    "check": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "from backfill_assets import forbids\n@table(Row, **OF_ROW, checks=[forbids('none', lambda rows: rows, 'No.')])\ndef plain", "plain"),
+    "check": ("shop/spend.py", "@table(Row, **OF_ROW)\ndef plain", "from backfill_assets import forbids_rows\n@table(Row, **OF_ROW, checks=[forbids_rows('none', lambda rows: rows, 'No.')])\ndef plain", "plain"),
     "table made by a call": ("shop/rows.py", 'make_table("made", 2)', 'make_table("made", 5)', "made"),
     "second version of a table": ("shop/rows.py", "limit(7)", "limit(8)", "made_v2"),
     # --- what it reaches ---

@@ -13,7 +13,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets import Source, nullable
+from backfill_assets import Source, nullable_column
 from backfill_assets.landing.formats import lines_schema
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import sql_conditions, wrong_checks
@@ -227,7 +227,7 @@ class Reading(pa.DataFrameModel):
     sent_at: T.TimestampType = Field()
     kwh: T.DecimalType(12, 3) = Field(gt=0, lt=100)
     state: T.StringType = Field(isin=["on", "off"], nullable=True)
-    phase: T.LongType = nullable(1.0, 1.0, "Phase.")
+    phase: T.LongType = nullable_column(1.0, 1.0, "Phase.")
 
 
 READINGS = Source(

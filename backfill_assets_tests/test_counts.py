@@ -74,6 +74,6 @@ def test_a_total_is_a_number_that_is_plotted_as_long_as_it_stays_exact(total, sh
     measured = DayMetrics(1, {}, 0, {"revenue": total}, "digest")
     fine = Finding("row_count", Severity.OK, "1 row")
     plotted = day_metadata(Verdict(date(2024, 1, 1), measured, Expectation(), [fine]))[
-        "total revenue"
+        "total_revenue"
     ]
     assert (plotted, type(plotted)) == (shown, type(shown))

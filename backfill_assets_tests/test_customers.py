@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED
 from backfill_assets.audit.verdicts import DayMetrics, find_violations, judge_days, measure_days
+from backfill_assets.orders.tables import STAGED
 from backfill_assets.tables.derived import Derived
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets_guide.examples.customers.dimension import dim_customers

@@ -18,7 +18,7 @@ from backfill_assets.calendar.partitions import any_window_condition, to_windows
 from backfill_assets.delta.data_files import files_as_of, rows_as_of
 from backfill_assets.delta.table_schema import delta_schema, schema_properties
 from backfill_assets.orders.tables import FACT
-from backfill_assets.tables.columns import added
+from backfill_assets.tables.columns import added_column
 from backfill_assets_tests.changing_columns import make_table
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import day
@@ -116,7 +116,7 @@ def test_a_file_that_holds_a_dropped_column_is_not_taken_where_the_column_is_bac
 
 
 #: A column that was null at first, and got a default later.
-FILLED = make_table(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
+FILLED = make_table(2, channel=(T.StringType, added_column("shop", day(3), "Where from.")))
 
 
 def create_unfilled(url: Path) -> str:

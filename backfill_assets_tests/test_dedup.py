@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandera.pyspark import Field
 
-from backfill_assets import Source, nullable
+from backfill_assets import Source, nullable_column
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import last_days
 from backfill_assets.transforms import dedup
@@ -27,10 +27,10 @@ class ReadingLine(pa.DataFrameModel):
 
     sent: T.TimestampType = Field(description="When the meter sent it.")
     meter: T.StringType = Field(description="The meter.")
-    value: T.StringType = nullable(1.0, 1.0, "The value.")
+    value: T.StringType = nullable_column(1.0, 1.0, "The value.")
     number: T.LongType = Field(description="Of the reading, of its meter.")
     read: T.TimestampType = Field(description="When it was read.")
-    order: T.LongType = nullable(1.0, 1.0, "What the meter calls order.")
+    order: T.LongType = nullable_column(1.0, 1.0, "What the meter calls order.")
 
 
 READINGS = Source(

@@ -623,7 +623,7 @@ def test_a_day_with_other_new_input_stays(runs):
 
 def test_a_day_upon_one_that_was_put_back_stays(runs):
     runs.build(balance, 2, run="wrongrun")
-    undone = {"as of": {"0": [str(day(2))]}}
+    undone = {"as_of": {"0": [str(day(2))]}}
     runs.build(balance, 2, run="undo0002", **undone)
     runs.build(balance, 3, run="followed")
     scopes = find_scopes(runs, "wrongrun")
@@ -665,7 +665,7 @@ def test_days_upon_one_of_another_writer_are_refused(runs):
 def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
     runs.build(balance, 2, 3, run="wrongrun")
     runs.build(balance, 3, run="rebuilds")
-    runs.build(balance, 2, run="undo0002", **{"as of": {"0": [str(day(2))]}})
+    runs.build(balance, 2, run="undo0002", as_of={"0": [str(day(2))]})
     assert list_problems(find_scopes(runs, "rebuilds")) == [
         "balance [2024-01-03] was made before of what run wrongrun had written to balance, which "
         "run undo0002 has undone since; undo that undo first, or leave these days out"
@@ -674,7 +674,7 @@ def test_a_day_whose_old_rows_are_upon_an_undone_day_is_refused(runs):
 
 def test_a_day_whose_old_rows_stood_upon_an_undone_day_comes_back(runs):
     runs.build(balance, 2, 3, run="wrongrun")
-    runs.build(balance, 2, run="undo0002", **{"as of": {"0": [str(day(2))]}})
+    runs.build(balance, 2, run="undo0002", as_of={"0": [str(day(2))]})
     runs.build(balance, 3, run="rebuilds")
     scopes = find_scopes(runs, "rebuilds")
     assert days_by_table(scopes) == {balance.name: ({3}, set())}

@@ -13,7 +13,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets import Reads, nullable_column, table
 from backfill_assets.audit.profile import (
     Baseline,
     _bin_column,
@@ -23,6 +23,7 @@ from backfill_assets.audit.profile import (
     stability_index,
 )
 from backfill_assets.audit.verdicts import Severity
+from backfill_assets.orders.tables import STAGED
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import day
@@ -33,7 +34,7 @@ class Watched(pa.DataFrameModel):
 
     run_date: T.DateType = Field(description="Day.")
     count: T.LongType = Field(description="A number.")
-    money: T.DecimalType(10, 2) = nullable(1.0, 1.0, "Another.")
+    money: T.DecimalType(10, 2) = nullable_column(1.0, 1.0, "Another.")
     churned: T.BooleanType = Field(description="Yes or no.")
 
 

@@ -33,7 +33,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import refuse_other_code
 from backfill_assets.staleness.impact import LogChange
-from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.columns import nullable_column
 from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
@@ -175,7 +175,7 @@ class Ruled(pa.DataFrameModel):
 
     day: T.DateType = Field(description="The day.")
     number: T.LongType = Field(ge=-1, description="A number.")
-    maybe: T.IntegerType = nullable(1, 1, "A number that may not be there.")
+    maybe: T.IntegerType = nullable_column(1, 1, "A number that may not be there.")
     share: T.DecimalType(10, 2) = Field(ge=0.5, description="A decimal.")
     Upper: T.LongType = Field(ge=2, description="A name with a capital letter.")
     meter: T.StringType = Field(str_matches=r"m\d+", str_startswith="m", description="A pattern.")

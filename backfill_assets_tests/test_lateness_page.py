@@ -413,7 +413,7 @@ def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history,
     assert lateness_page.smallest_window(known.cents, 990) == 9
     assert lateness_page.smallest_window(known.cents, 999) == 12
     figures = lateness_page.key_figures(rows, 7)
-    assert [value for name, value in figures.items() if "smallest W" in name] == [7, 12, 9, 12]
+    assert [value for name, value in figures.items() if "window_days_for" in name] == [7, 12, 9, 12]
 
 
 def test_counting_every_log_day_would_advise_too_short_a_window():
@@ -427,8 +427,10 @@ def test_counting_every_log_day_would_advise_too_short_a_window():
 def test_a_history_too_short_gives_no_advice(history):
     rows = delayed_days(history, older=True)
     figures = lateness_page.key_figures(rows, 7)
-    assert figures["event days compared"] == 0
-    assert {value for name, value in figures.items() if "smallest W" in name} == {"not known yet"}
+    assert figures["compared_event_days"] == 0
+    assert {value for name, value in figures.items() if "window_days_for" in name} == {
+        "not known yet"
+    }
     if rows:
         text = Reader(render_page(pa.Table.from_pylist(rows))).text
         assert "Too little is measured to advise." in text
@@ -511,7 +513,7 @@ def test_a_share_is_never_rounded_to_what_it_is_not():
     assert lateness_page.smallest_window({0: 1, 20: 1}, 999) is None
     # Beyond all windows that are compared, but of event days that count.
     figures = lateness_page.key_figures(lateness_table(40, (0, 20)).to_pylist(), 7)
-    assert figures["smallest W that catches 99 %"] == "more than 14"
+    assert figures["window_days_for_99_percent_of_lines"] == "more than 14"
 
 
 def test_a_page_replaces_the_one_before(tmp_path):

@@ -41,7 +41,12 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.columns import added, files_match_schema, is_wider_type, nullable
+from backfill_assets.tables.columns import (
+    added_column,
+    files_match_schema,
+    is_wider_type,
+    nullable_column,
+)
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
@@ -80,7 +85,7 @@ LOOSER = make_table(2, orders=LOOSER_ORDERS)
 REQUIRED_NOTE = (T.StringType, Field(description="A note."))
 STRICTER = make_table(2, note=REQUIRED_NOTE)
 REQUIRED_FROM_NOTE = Field(description="A note.", metadata={"renamed_from": "note"})
-CHANNEL = (T.StringType, added("shop", day(3), "Where from."))
+CHANNEL = (T.StringType, added_column("shop", day(3), "Where from."))
 GAP = make_table(2, channel=CHANNEL)
 
 ROWS = [
@@ -267,7 +272,7 @@ def test_the_plan_tells_which_days_are_rewritten():
         orders=(T.LongType, Field(ge=1, description="Orders.")),
         note=None,
         share=(T.FloatType, Field(description="The share.")),
-        channel=(T.StringType, added("shop", day(2), "Where from.")),
+        channel=(T.StringType, added_column("shop", day(2), "Where from.")),
     )
     assert change_texts(plan_migration(ledger_of(both, BEFORE), {})) == [
         ("column orders is widened from int to bigint", "3 days are rewritten"),
@@ -323,7 +328,7 @@ def test_what_is_refused(name):
 def test_a_column_whose_name_has_another_case_does_not_bring_the_old_values_back(
     stored, properties
 ):
-    third = make_table(3, note=("Note", T.StringType, nullable(1.0, 1.0, "A note.")))
+    third = make_table(3, note=("Note", T.StringType, nullable_column(1.0, 1.0, "A note.")))
     ledger = ledger_of(third, stored, **properties)
     text = "column Note is there again, without its values from before it was dropped"
     assert (text, "3 days are rewritten") in change_texts(plan_migration(ledger, {}))
@@ -335,7 +340,7 @@ def test_a_column_whose_name_has_another_case_does_not_bring_the_old_values_back
 
 
 def test_a_default_that_rows_have_cannot_be_another():
-    other = make_table(3, channel=(T.StringType, added("web", day(3), "Where from.")))
+    other = make_table(3, channel=(T.StringType, added_column("web", day(3), "Where from.")))
     ledger = ledger_of(
         other, GAP, **{SCHEMA_VERSION: "2", COLUMN_GAPS: schema_properties(GAP)[COLUMN_GAPS]}
     )
@@ -352,7 +357,7 @@ def test_a_required_column_needs_a_log_without_nulls():
 
 
 def test_a_default_is_a_migration_even_if_the_column_may_be_null():
-    same = make_table(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
+    same = make_table(1, channel=(T.StringType, added_column("shop", day(2), "Where from.")))
     ledger = ledger_of(same, BEFORE)
     assert ledger.metadata is not None
     assert schema_differences(same, ledger.metadata) == [
@@ -365,7 +370,7 @@ def test_a_default_is_a_migration_even_if_the_column_may_be_null():
         )
         == []
     )
-    none = make_table(1, channel=(T.StringType, added(None, day(2), "Where from.")))
+    none = make_table(1, channel=(T.StringType, added_column(None, day(2), "Where from.")))
     assert schema_differences(none, ledger.metadata) == []
 
 

@@ -28,7 +28,7 @@ class Reading(pa.DataFrameModel):
     read_at: T.TimestampType = Field(description="When it was read.")
     sent_at: T.TimestampType = Field(description="When this was sent.")
     kwh: T.DecimalType(12, 3) = Field(ge=0, description="Energy.")
-    state: T.StringType = nullable(0.1, 0.5, "State.")
+    state: T.StringType = nullable_column(0.1, 0.5, "State.")
 
 READINGS = Source(
     "readings",
@@ -47,7 +47,7 @@ class DailyEnergy(pa.DataFrameModel):
 @table(
     DailyEnergy,
     partition="run_date", key=["meter_id"], totals=["kwh"],
-    checks=[conserves("readings", "kwh", "kwh")],
+    checks=[conserves_total("readings", "kwh", "kwh")],
 )
 def daily_energy(readings: Annotated[DataFrame, Reads(READINGS.staged)]) -> DataFrame:
     ...
@@ -59,9 +59,9 @@ TABLE_METER = 'meter_id: T.StringType = Field(description="The meter.")\n    kwh
 TABLE_KWH = '    kwh: T.DecimalType(22, 3) = Field(ge=0, description="Energy.")\n'
 PARTITION, TOTALS, READS = 'partition="run_date"', 'totals=["kwh"]', "Reads(READINGS.staged)"
 BODY = "    ...\n\nTABLES"
-CHECKS = 'checks=[conserves("readings", "kwh", "kwh")]'
+CHECKS = 'checks=[conserves_total("readings", "kwh", "kwh")]'
 DECLARED = f"@table(\n    DailyEnergy,\n    {PARTITION}, {KEY}, {TOTALS},\n    {CHECKS},\n)"
-STATE = 'state: T.StringType = nullable(0.1, 0.5, "State.")'
+STATE = 'state: T.StringType = nullable_column(0.1, 0.5, "State.")'
 
 
 def kwh(field: str, kind: str = "T.DecimalType(12, 3)") -> str:
@@ -195,28 +195,28 @@ MISTAKES = {
     "regex": (KWH, kwh("regex=True"), "kwh has regex=True"),
     "only a warning": (KWH, kwh("ge=0, raise_warning=True"), "kwh has raise_warning"),
     "shares": (
-        "nullable(0.1, 0.5,",
-        "nullable(10, 50,",
-        "nullable: warn is 10: give a share of nulls",
+        "nullable_column(0.1, 0.5,",
+        "nullable_column(10, 50,",
+        "nullable_column: warn is 10: give a share of nulls",
     ),
     "shares upside down": (
-        "nullable(0.1, 0.5,",
-        "nullable(0.5, 0.1,",
+        "nullable_column(0.1, 0.5,",
+        "nullable_column(0.5, 0.1,",
         "error is 0.1: .*no smaller",
     ),
     "no description": (
-        'nullable(0.1, 0.5, "State.")',
-        "nullable(0.1, 0.5, 3)",
+        'nullable_column(0.1, 0.5, "State.")',
+        "nullable_column(0.1, 0.5, 3)",
         "description is 3: give",
     ),
     "added since": (
-        'nullable(0.1, 0.5, "State.")',
-        'added("x", "2025-01-01", "State.")',
+        'nullable_column(0.1, 0.5, "State.")',
+        'added_column("x", "2025-01-01", "State.")',
         "since is '20",
     ),
     "added default": (
         'kwh: T.DecimalType(22, 3) = Field(ge=0, description="Energy.")',
-        'kwh: T.DecimalType(22, 3) = added("none", date(2025, 1, 1), "Energy.")',
+        'kwh: T.DecimalType(22, 3) = added_column("none", date(2025, 1, 1), "Energy.")',
         "kwh is added with the default 'none', which is no decimal",
     ),
     "checks of a frame": (
@@ -335,7 +335,7 @@ MISTAKES = {
     ),
     "one check": (
         CHECKS,
-        'checks=conserves("readings", "kwh", "kwh")',
+        'checks=conserves_total("readings", "kwh", "kwh")',
         "checks is .*: ",
     ),
     "group": (CHECKS, 'group="my group"', "group is 'my group': give letters"),
@@ -357,27 +357,27 @@ MISTAKES = {
     ),
     "conserves": (
         CHECKS,
-        'checks=[conserves("reading", "kwh", "kwh")]',
+        'checks=[conserves_total("reading", "kwh", "kwh")]',
         "no parameter re",
     ),
     "conserves a column": (
         CHECKS,
-        'checks=[conserves("readings", "kw", "kwh")]',
+        'checks=[conserves_total("readings", "kw", "kwh")]',
         "did you mean 'kwh'",
     ),
     "conserves a text": (
         CHECKS,
-        'checks=[conserves("readings", "state", "kwh")]',
+        'checks=[conserves_total("readings", "state", "kwh")]',
         r"stg_readings\.state is conserved and has the type string, whose sum",
     ),
     "conserves no name": (
         CHECKS,
-        'checks=[conserves("readings", "kwh", 1)]',
+        'checks=[conserves_total("readings", "kwh", 1)]',
         "total is 1",
     ),
     "forbids": (
         CHECKS,
-        'checks=[forbids("x", "kwh > 0", "No.")]',
+        'checks=[forbids_rows("x", "kwh > 0", "No.")]',
         "find is 'kwh > 0': g",
     ),
     "reads a source": (
@@ -581,7 +581,7 @@ MISTAKES = {
         DECLARED,
         "def late(rows): return rows.where('run_date > current_date()')\n"
         "@table(DailyEnergy, partition='run_date', key=['meter_id'], "
-        "checks=[forbids('late', late, 'None is of tomorrow.')])",
+        "checks=[forbids_rows('late', late, 'None is of tomorrow.')])",
         r"daily_energy: `current_date\(\)` in .*, line 31, ",
     ),
     "requests to a lookup": (
@@ -591,7 +591,7 @@ MISTAKES = {
         "quota=[Quota(9, 'second')])\n"
         "def needed(readings): return readings.where('rand() < 0.5').select('for_day', 'state')\n"
         f"{DECLARED}\n"
-        "def daily_energy(rates: Annotated[DataFrame, Answers(RATES, of=needed)], ",
+        "def daily_energy(rates: Annotated[DataFrame, LookupAnswers(RATES, of=needed)], ",
         r"daily_energy: `rand\(\)` in .*, line 35, ",
     ),
     # SQL that is no literal of the call.
@@ -693,7 +693,7 @@ def imported(tmp_path: Path, monkeypatch):
         ("    kwh: ", "    n: T.LongType = Field(ge=0.0)\n    kwh: "),
         (STATE, 'state: T.StringType = Field(nullable=True, metadata={"map": 1, "jsonpath": "$"})'),
         (CHECKS, 'group="7d/energy"'),
-        ("@table", "daily = Unpartitioned('shop.meters-of-now', 's3a://bucket/x')\n@table"),
+        ("@table", "daily = UnpartitionedTable('shop.meters-of-now', 's3a://bucket/x')\n@table"),
         (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        coerce = False\n"),
         (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        metadata = {{'owner': 'energy'}}\n"),
         (STATE, r'state: T.StringType = Field(str_matches=r"[]\[a{]\{a{1,2}b{3}\N{DIGIT ONE}")'),

@@ -46,7 +46,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.columns import nullable_column
 from backfill_assets.tables.derived import Reads
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
@@ -69,10 +69,10 @@ class VisitLine(pa.DataFrameModel):
 
     sent: T.TimestampType = Field(description="When the site sent it.")
     site: T.StringType = Field(description="The site.")
-    page: T.StringType = nullable(0.9, 1.0, "The page; null if unknown.")
+    page: T.StringType = nullable_column(0.9, 1.0, "The page; null if unknown.")
     number: T.LongType = Field(description="Of the visit, on its site.")
     began: T.TimestampType = Field(description="When the visit began.")
-    superseded: T.BooleanType = nullable(0.9, 1.0, "What the site calls superseded.")
+    superseded: T.BooleanType = nullable_column(0.9, 1.0, "What the site calls superseded.")
 
 
 VISITS = Source(

@@ -14,17 +14,7 @@ from msgspec.structs import replace
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
-from backfill_assets import (
-    FACT,
-    ORDERS,
-    PREVIOUS_DAY,
-    SELF,
-    STAGED,
-    Reads,
-    Source,
-    last_days,
-    table,
-)
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, Source, last_days, table
 from backfill_assets.assets import derived
 from backfill_assets.assets.input_frames import input_frames
 from backfill_assets.assets.table_asset import delta_assets
@@ -36,7 +26,7 @@ from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
-from backfill_assets.orders.tables import LATE, RAW, DailyOrders
+from backfill_assets.orders.tables import FACT, LATE, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.finality import final_days

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets import as_of
+from backfill_assets import as_of_join
 
 
 def hour(n: int) -> datetime:
@@ -25,7 +25,7 @@ ON = {"key": ["k", "d"], "at": "at", "valid_from": "began", "known": "known"}
 def join_values(
     spark, rows: list[tuple], versions: list[tuple], **on: Any
 ) -> dict[str, str | None]:
-    frame = as_of(
+    frame = as_of_join(
         spark.createDataFrame(rows, ROWS),
         spark.createDataFrame(versions, VERSIONS),
         **{**ON, "cutoff": "until", **on},
@@ -116,9 +116,9 @@ def test_it_is_what_looking_at_all_pairs_finds(spark, hot):
 
 @pytest.mark.parametrize("left_out", ["known", "cutoff"])
 def test_none_can_be_written_without_a_cutoff_of_what_is_known(left_out):
-    assert inspect.signature(as_of).parameters[left_out].default is inspect.Parameter.empty
+    assert inspect.signature(as_of_join).parameters[left_out].default is inspect.Parameter.empty
     with pytest.raises(TypeError, match=left_out):
-        as_of(None, None, **{n: v for n, v in {**ON, "cutoff": "at"}.items() if n != left_out})
+        as_of_join(None, None, **{n: v for n, v in {**ON, "cutoff": "at"}.items() if n != left_out})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dagster import Failure
 from pyspark.errors import AnalysisException, ArithmeticException
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets import FACT, ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
 from backfill_assets.assets import table_asset
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.backfills.verify import ComparisonDestination
@@ -30,7 +30,7 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.tables import RAW, DailyOrders
+from backfill_assets.orders.tables import FACT, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.publish.compute import (
     explain_spark_errors,
     has_shown_equal_days,
@@ -113,7 +113,7 @@ def built(version: int, published: Iterable[date], made_of: str = "input", **mor
 
 def hold_days(version: int, held: Mapping[date, str]) -> CommitRecord:
     """The commit of an undo: a person has rejected what was built from these inputs."""
-    return record(version, (), **{"on hold": {str(d): made_of for d, made_of in held.items()}})
+    return record(version, (), on_hold={str(d): made_of for d, made_of in held.items()})
 
 
 def staged(*records: CommitRecord) -> Ledger:

@@ -26,12 +26,12 @@ from backfill_assets.calendar.reach import (
     PartitionsReach,
     Reach,
     RecordedReach,
-    between,
+    days_between,
     following_days,
     last_days,
     next_days,
-    previous,
-    week,
+    previous_partitions,
+    week_starting,
 )
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.tables import RAW
@@ -62,10 +62,10 @@ def one_day(first: date) -> Window:
         (following_days, (30,), 0, 30, False),
         (next_days, (0,), 0, 0, True),
         (next_days, (7,), 0, 7, True),
-        (between, (0, 0), 0, 0, False),
-        (between, (-7, 30), 7, 30, False),
-        (between, (-3, -2), 3, -2, False),
-        (between, (-2, -2), 2, -2, False),
+        (days_between, (0, 0), 0, 0, False),
+        (days_between, (-7, 30), 7, 30, False),
+        (days_between, (-3, -2), 3, -2, False),
+        (days_between, (-2, -2), 2, -2, False),
     ],
 )
 def test_a_name_says_how_many_days_before_and_after_and_whether_late_lines_change_them(
@@ -79,7 +79,7 @@ def test_the_same_day_and_the_day_before_are_closed_with_their_day():
     assert Reach(before=1, after=-1, stays_open=False) == PREVIOUS_DAY
 
 
-@pytest.mark.parametrize("reach", [SAME_DAY, last_days(3), between(-2, 1), PREVIOUS_DAY])
+@pytest.mark.parametrize("reach", [SAME_DAY, last_days(3), days_between(-2, 1), PREVIOUS_DAY])
 def test_a_day_is_decided_by_its_days_in_ascending_order(reach):
     read = [day(10) + n * DAY for n in range(-reach.before, reach.after + 1)]
     assert [*reach.deciding_days(LOG)(day(10))] == read == [*reach.input_days(one_day(day(10)))]
@@ -99,20 +99,28 @@ def test_a_day_is_decided_by_its_days_in_ascending_order(reach):
         (last_days, (True,), "last_days(True): give a whole number of 1 or more"),
         (following_days, (-1,), "following_days(-1): give a whole number of 0 or more"),
         (following_days, (1.0,), "following_days(1.0): give a whole number of 0 or more"),
-        (previous, (0, MONTH), "previous(0): give a whole number of 1 or more"),
-        (previous, ("2", WEEK), "previous('2'): give a whole number of 1 or more"),
         (
-            previous,
+            previous_partitions,
+            (0, MONTH),
+            "previous_partitions(0): give a whole number of 1 or more",
+        ),
+        (
+            previous_partitions,
+            ("2", WEEK),
+            "previous_partitions('2'): give a whole number of 1 or more",
+        ),
+        (
+            previous_partitions,
             (2, last_days(3)),
-            "previous(2, Reach(before=2, after=0, stays_open=False)): give WEEK, week(...) or "
-            "MONTH",
+            "previous_partitions(2, Reach(before=2, after=0, stays_open=False)): give "
+            "WEEK, week_starting(...) or MONTH",
         ),
         *(
             (
-                between,
+                days_between,
                 (first, last),
-                f"between({first!r}, {last!r}): give the first day, 0 or less, and the last, not "
-                "less",
+                f"days_between({first!r}, {last!r}): give the first day, 0 or less, and the last, "
+                "not less",
             )
             for first, last in [(1, 1), (1, 2), (-1, -2), (0, "2"), ("0", 2), (True, 1), (-1, None)]
         ),
@@ -127,14 +135,14 @@ def test_a_reach_that_cannot_be_is_refused_where_it_is_declared(declare, argumen
     "name", ["", "Sunday", "sun", 7, "daily", "weekly", "monthly", "weekly_sunday"]
 )
 def test_what_is_no_weekday_is_refused(name):
-    message = f"week(starts={name!r}): give a weekday, such as 'sunday'"
+    message = f"week_starting({name!r}): give a weekday, such as 'sunday'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        week(starts=name)
+        week_starting(name)
 
 
 @pytest.mark.parametrize(
     ("reach", "offsets"),
-    [(last_days(7), (-6, 0)), (next_days(7), (0, 7)), (between(-2, 5), (-2, 5))],
+    [(last_days(7), (-6, 0)), (next_days(7), (0, 7)), (days_between(-2, 5), (-2, 5))],
 )
 def test_dagster_is_told_the_days_without_a_warning_and_that_some_are_still_to_come(reach, offsets):
     start_offset, end_offset = offsets
@@ -151,7 +159,7 @@ def test_dagster_is_told_the_days_without_a_warning_and_that_some_are_still_to_c
 
 
 def test_dagster_maps_the_same_day_and_the_days_of_a_partition_by_itself():
-    for reach in (SAME_DAY, WEEK, MONTH, week(starts="sunday")):
+    for reach in (SAME_DAY, WEEK, MONTH, week_starting("sunday")):
         assert reach.partition_mapping is None
 
 
@@ -201,15 +209,15 @@ def test_a_change_of_no_day_changes_nothing_that_is_known():
 
 @pytest.mark.parametrize(("number", "name"), [*enumerate(calendar.day_name)])
 def test_a_week_begins_on_the_weekday_that_is_named(number, name):
-    reach = week(starts=name.lower())
+    reach = week_starting(name.lower())
     assert isinstance(reach, GrainReach)
     assert reach.grain.first_weekday == number
     first, *_ = week_days = reach.required_days(reach.grain.first_day(day(10)))
     assert (first.weekday(), len(week_days)) == (number, 7)
 
 
-def test_a_week_begins_on_monday_unless_another_day_is_named():
-    assert week() == week(starts="monday") == WEEK == GrainReach()
+def test_the_week_begins_on_monday():
+    assert week_starting("monday") == WEEK == GrainReach()
 
 
 @given(grain=st.sampled_from(list(Grain)), some_days=st.sets(DATES, min_size=1, max_size=9))
@@ -233,7 +241,7 @@ def test_no_week_needs_no_days():
 @pytest.mark.parametrize("grain", GRAINS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_partitions_before_decide_and_those_after_follow(grain, count):
-    reach = previous(count, GrainReach(grain=grain))
+    reach = previous_partitions(count, GrainReach(grain=grain))
     assert reach == PartitionsReach(before=count, grain=grain)
     partitions = grain.partitions_of(Window(date(2023, 6, 1), date(2024, 9, 1)))
     for n in (5, 8):
@@ -250,16 +258,16 @@ def test_partitions_before_decide_and_those_after_follow(grain, count):
 
 def test_a_table_by_month_is_decided_by_itself_and_the_months_before():
     three = [date(2023, 12, 1), date(2024, 1, 1), FEBRUARY]
-    assert [*previous(2, MONTH).input_days(one_day(FEBRUARY))] == three
-    assert [*previous(2, MONTH).affected_days(one_day(three[0]))] == three
-    assert PartitionsReach(before=2) == previous(2, WEEK)
+    assert [*previous_partitions(2, MONTH).input_days(one_day(FEBRUARY))] == three
+    assert [*previous_partitions(2, MONTH).affected_days(one_day(three[0]))] == three
+    assert PartitionsReach(before=2) == previous_partitions(2, WEEK)
 
 
 def test_nothing_follows_from_no_partition():
-    assert previous(2, MONTH).changed_days(frozenset(), LOG) == []
+    assert previous_partitions(2, MONTH).changed_days(frozenset(), LOG) == []
 
 
 def test_of_days_that_changed_those_around_them_may_change():
-    changed = {*between(-1, 2).changed_days(days(10, 20), LOG)}
+    changed = {*days_between(-1, 2).changed_days(days(10, 20), LOG)}
     assert changed == days((8, 11), (18, 21))
     assert SAME_DAY.changed_days(days(10, 20), LOG) == days(10, 20)

@@ -174,7 +174,7 @@ def test_a_mixed_backfill_names_what_each_code_and_configuration_made():
 
 def test_days_that_were_undone_or_changed_since_are_told_by_table():
     own = {"backfill": "b-rest"}
-    undo = record(2, days(1, 2), undoes="b", **{"as of": {"0": ["2024-01-01...2024-01-02"]}})
+    undo = record(2, days(1, 2), undoes="b", as_of={"0": ["2024-01-01...2024-01-02"]})
     undone = ledger(
         STAGED,
         record(0, days((1, 3)), digest="old"),
@@ -191,7 +191,7 @@ def test_days_that_were_undone_or_changed_since_are_told_by_table():
         RAW,
         record(0, days(1, 2), digest="old"),
         record(1, days(1, 2), digest="new", **own),
-        record(2, days(1), undoes="b", **{"as of": {"0": ["2024-01-01"]}}),
+        record(2, days(1), undoes="b", as_of={"0": ["2024-01-01"]}),
         external=[ExternalCommit(3, "DELETE", days(2))],
     )
     all_ledgers = ledgers(undone, changed, both, ledger(LATE, record(0, days(1), **own)))

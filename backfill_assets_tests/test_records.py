@@ -38,12 +38,11 @@ from backfill_assets.delta.records import (
     encode_commit,
     encode_published,
     encoding_id,
-    restore_verdict,
     to_published_days,
     to_record,
 )
 from backfill_assets.orders.tables import FACT, RAW
-from backfill_assets.publish.types import NIGHT_TAG, launched_by
+from backfill_assets.publish.types import NIGHT_TAG, launched_by, restore_verdict
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, commit_metadata, days, record
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.helpers.written_logs import (
@@ -104,7 +103,7 @@ def test_a_record_comes_back_whole(url):
             "audit": {"2024-01-01": audit, "2024-01-03": {**audit, "rows": 2}},
             "not_published": {"2024-01-02": "unique_key: 2 rows"},
             "final": ["2024-01-01"],
-            "said": details,
+            "details": details,
             "days": ["2024-01-01", "2024-01-03"],
         },
     )
@@ -570,7 +569,7 @@ def test_a_commit_records_what_became_of_each_day():
     """A revoked day has a reason, but neither rows nor an error."""
     defaults = {
         "totals": {},
-        "made_of": "",
+        "input_digest": "",
         "nulls": {},
         "entries": {},
         "findings": {},
@@ -587,7 +586,7 @@ def test_a_commit_records_what_became_of_each_day():
                 "digest": "d",
                 "verdict": "alert",
                 "totals": {"orders": "4", "revenue": "1.50"},
-                "made_of": "inputs of 1",
+                "input_digest": "inputs of 1",
                 "nulls": {"revenue": 2},
                 "entries": {"lines": 4, "amount": "1.50"},
                 "findings": {
@@ -609,10 +608,10 @@ def test_a_commit_records_what_became_of_each_day():
             "2024-01-02": {"rows": 1, "digest": "d", "verdict": "ok", **defaults},
         },
         "not_published": {"2024-01-03": "unique_key: 2 rows"},
-        "because": {"new": ["2024-01-01...2024-01-02"], "gone": ["2024-01-04"]},
+        "reasons": {"new": ["2024-01-01...2024-01-02"], "gone": ["2024-01-04"]},
         "final": ["2024-01-01...2024-01-02"],
         "withdrawn": ["2024-01-04"],
-        "said": {
+        "details": {
             "settled": ["2024-01-01"],
             "late": {"2024-01-01": [2, "3.00"], "2024-01-03": [1, "1.00"]},
             "kind": "canary",
@@ -642,11 +641,11 @@ def test_a_commit_comes_back_from_the_cache_as_it_was_recorded():
     info = commit_info("MERGE", {**encode_run(), **more})
     summary = encode_actions({"protocol": {}}, info, add_action(9, "f"))
     assert summary is not None
-    assert summary.said is not None
-    assert msgspec.structs.replace(summary, said=None) == CommitSummary(
+    assert summary.record is not None
+    assert msgspec.structs.replace(summary, record=None) == CommitSummary(
         7, "MERGE", 1_700_000_000_123
     )
-    assert to_record(summary, summary.said) == CommitRecord(
+    assert to_record(summary, summary.record) == CommitRecord(
         version=7,
         run_id="r",
         backfill_id="b1",
@@ -673,6 +672,54 @@ def test_a_commit_comes_back_from_the_cache_as_it_was_recorded():
     )
 
 
+#: The record of an undo as a commit of before the first release has it.
+OLD_RECORD = {
+    **RUN,
+    "inputs": {"raw": 6},
+    "since": 4,
+    "audit": {
+        "2024-01-01": {
+            "rows": 1,
+            "digest": "d",
+            "verdict": "ok",
+            "totals": {"because": "4", "said": "1"},
+            "made_of": "inputs of 1",
+            "numbers": {"made_of": 2},
+        }
+    },
+    "because": {"new": ["2024-01-01"]},
+    "said": {"as of": {"3": ["2024-01-01"]}, "on hold": {"2024-01-01": "inputs of 2"}},
+}
+
+
+def test_a_commit_of_before_the_first_release_is_read_by_its_old_keys():
+    summary = encode_actions(commit_info("WRITE", OLD_RECORD))
+    assert summary is not None
+    assert summary.record is not None
+    old_line = {"version": 7, "operation": "WRITE", "timestamp": summary.timestamp}
+    assert decode_commit(json.dumps({**old_line, "said": OLD_RECORD}).encode()) == summary
+    record = to_record(summary, summary.record)
+    assert record.days == {
+        day(1): PublishedDay(
+            1,
+            "d",
+            "ok",
+            {"because": "4", "said": "1"},
+            fingerprint="inputs of 1",
+            numbers={"made_of": 2},
+        )
+    }
+    assert record.reason_for_day(day(1)) == "new"
+    assert record.details == CommitDetails(
+        as_of={"3": ["2024-01-01"]}, on_hold={day(1): "inputs of 2"}
+    )
+
+
+@pytest.mark.parametrize("audit", [None, [], {"2024-01-01": 1}])
+def test_a_commit_with_old_keys_in_another_form_is_another_writers(audit):
+    assert encode_actions(commit_info("WRITE", {**OLD_RECORD, "audit": audit})) is None
+
+
 @pytest.mark.parametrize(
     ("since", "written_days"),
     [({}, None), ({"since": None}, days(1)), ({"since": 0}, days(1))],
@@ -681,8 +728,8 @@ def test_only_a_commit_that_says_what_it_was_compared_with_says_what_it_wrote(si
     metadata = commit_metadata(days(1, 2), days=["2024-01-01"], **since)
     summary = encode_actions(commit_info("WRITE", metadata))
     assert summary is not None
-    assert summary.said is not None
-    record = to_record(summary, summary.said)
+    assert summary.record is not None
+    record = to_record(summary, summary.record)
     assert (record.since, record.written_days) == (since.get("since"), written_days)
     assert (record.is_merge, record.reason) == (False, "")
 
@@ -773,7 +820,7 @@ def test_a_commit_of_ours_that_sets_columns_says_so():
     summary = encode_actions(columns_action("run_date"), commit_info("WRITE", commit_metadata(())))
     assert summary is not None
     assert summary.columns == ["run_date"]
-    assert summary.said is not None
+    assert summary.record is not None
 
 
 @pytest.mark.parametrize(
@@ -827,16 +874,16 @@ def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
     """A change of this text means that all logs are read again, once."""
     fields = (
         "run_id code_version config_digest audit backfill_id launched_by inputs since days final "
-        "said commit_id reason git_commit git_dirty withdrawn because not_published release "
+        "details commit_id reason git_commit git_dirty withdrawn reasons not_published release "
         "package code_parts"
     )
-    of_day = "rows digest verdict totals made_of nulls entries findings numbers made_under"
+    of_day = "rows digest verdict totals input_digest nulls entries findings numbers made_under"
     details = (
-        "landing event_days current_days log_days spans settled unsettled late kind undoes as of "
-        "references spreads accepts on hold alone"
+        "landing event_days current_days log_days spans settled unsettled late kind undoes as_of "
+        "references spreads accepts on_hold alone"
     )
-    assert encoding_id(FACT) == f"3 run_date {fields} {of_day} provenance {details}"
-    assert encoding_id(RAW) == f"3 log_date {fields} {of_day} provenance {details}"
+    assert encoding_id(FACT) == f"4 run_date {fields} {of_day} provenance {details}"
+    assert encoding_id(RAW) == f"4 log_date {fields} {of_day} provenance {details}"
 
 
 @pytest.mark.parametrize(

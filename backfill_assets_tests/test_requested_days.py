@@ -209,7 +209,7 @@ def test_a_lost_run_is_not_excused_by_a_run_that_passed_over_its_days(instance):
 
 @pytest.mark.parametrize(
     "details",
-    [{"kind": ACCEPTED_CODE}, {"as of": {"1": ["2024-01-01"]}}],
+    [{"kind": ACCEPTED_CODE}, {"as_of": {"1": ["2024-01-01"]}}],
     ids=["accept", "migrate"],
 )
 def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
@@ -221,7 +221,7 @@ def test_a_commit_that_carries_rows_over_publishes_no_day(instance, details):
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
     # It hides no run that published the day in between.
     other = make_commit(2, [1], run="another run", at=NOW + timedelta(days=1))
-    more = {"as of": {"2": ["2024-01-01"]}} if "as of" in details else details
+    more = {"as_of": {"2": ["2024-01-01"]}} if "as_of" in details else details
     carried = make_commit(3, [1], run="carries", at=NOW + timedelta(days=2), **more)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, carried))
     assert result.not_published == []
@@ -231,13 +231,13 @@ def test_a_day_that_another_run_published_and_an_undo_reverted(instance):
     store_run(instance, 1, 1, [FACT], backfill="backfill")
     old = make_commit(1, [1], at=NOW - timedelta(days=1))
     other = make_commit(2, [1], run="another run", at=NOW + timedelta(days=1))
-    undone = {"undoes": "another run", "as of": {"1": ["2024-01-01"]}}
+    undone = {"undoes": "another run", "as_of": {"1": ["2024-01-01"]}}
     undo = make_commit(3, [1], run="undo", at=NOW + timedelta(days=2), **undone)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, undo))
     (message,) = result.not_published
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
     # Until the undo is undone.
-    restored = {"undoes": "undo", "as of": {"2": ["2024-01-01"]}}
+    restored = {"undoes": "undo", "as_of": {"2": ["2024-01-01"]}}
     redo = make_commit(4, [1], run="redo", at=NOW + timedelta(days=3), **restored)
     result = find_requested(instance, "backfill", ledger(FACT, old, other, undo, redo))
     assert result.not_published == []

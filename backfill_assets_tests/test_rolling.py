@@ -17,24 +17,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets import (
-    ORDERS,
     PREVIOUS_DAY,
-    RAW,
     SAME_DAY,
     SELF,
-    STAGED,
     WEEK,
-    Partial,
+    PartialAggregate,
     Reads,
     combine_days,
-    conserves,
+    conserves_total,
     following_days,
     last_days,
     table,
 )
 from backfill_assets.assets.input_frames import add_day_ranges, for_days
 from backfill_assets.calendar.partitions import DaySet, Window
-from backfill_assets.orders.tables import DailyOrders
+from backfill_assets.orders.tables import ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.paths import PROJECT
@@ -86,14 +83,14 @@ def test_partials_give_what_copies_give(spark, seed):
         once,
         "k",
         keep=["run_date"],
-        rows=Partial.count(),
-        values=Partial.count("n"),
-        recent=Partial.count("n", where=recent),
-        total=Partial.sum("amount"),
-        recent_total=Partial.sum("amount", where=recent),
-        first=Partial.min("at"),
-        most=Partial.max("amount"),
-        all_n=Partial.values("n"),
+        rows=PartialAggregate.count(),
+        values=PartialAggregate.count("n"),
+        recent=PartialAggregate.count("n", where=recent),
+        total=PartialAggregate.sum("amount"),
+        recent_total=PartialAggregate.sum("amount", where=recent),
+        first=PartialAggregate.min("at"),
+        most=PartialAggregate.max("amount"),
+        all_n=PartialAggregate.values("n"),
     ).where(days.sql_condition("for_day"))
     assert combined.schema.simpleString() == expected.schema.simpleString()
     assert sorted(map(str, combined.collect())) == sorted(map(str, expected.collect()))
@@ -109,7 +106,7 @@ class Spend(pa.DataFrameModel):
     spend: T.DecimalType(28, 2) = Field(description="Their amounts.")  # type: ignore[valid-type]
 
 
-CHECKS = [conserves("orders", None, "orders"), conserves("orders", "amount", "spend")]
+CHECKS = [conserves_total("orders", None, "orders"), conserves_total("orders", "amount", "spend")]
 
 
 def select_spend(rows: DataFrame) -> DataFrame:
@@ -134,7 +131,9 @@ def spend_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(5))]) -
 def spend_by_partials(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
-    spend = combine_days(orders, "customer_id", orders=Partial.count(), spend=Partial.sum("amount"))
+    spend = combine_days(
+        orders, "customer_id", orders=PartialAggregate.count(), spend=PartialAggregate.sum("amount")
+    )
     return spend.withColumnRenamed("for_day", "run_date")
 
 
@@ -142,7 +141,7 @@ def spend_by_partials(
 def spend_known_then(
     orders: Annotated[DataFrame, Reads(RAW, last_days(5), as_known=True, each_row_once=True)],
 ) -> DataFrame:
-    totals = {"orders": Partial.count(), "spend": Partial.sum("amount")}
+    totals = {"orders": PartialAggregate.count(), "spend": PartialAggregate.sum("amount")}
     return select_spend(combine_days(orders, ["customer_id"], **totals))
 
 
@@ -241,7 +240,7 @@ def test_an_aggregate_has_a_name_of_its_own(spark):
     columns = "d DATE, k STRING, first_for_day DATE, last_for_day DATE"
     rows = spark.createDataFrame([(day(1), "k", day(1), day(1))], columns)
     for names in ((), ("k",), ("d",), ("for_day",)):
-        partials = {name: Partial.count() for name in names}
+        partials = {name: PartialAggregate.count() for name in names}
         with pytest.raises(ValueError, match="give each aggregate a name of its own"):
             combine_days(rows, "k", keep=["d"], **partials)
 

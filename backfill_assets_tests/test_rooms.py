@@ -10,9 +10,9 @@ from pathlib import Path
 
 import backfill_assets
 import backfill_assets_guide
-from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.graph import load_graph, lookups_of
+from backfill_assets.tables.table_function import table
 from backfill_assets_tests.code_shape import LIMITS
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 
@@ -118,7 +118,7 @@ def test_no_room_imports_what_is_for_users_or_private_to_dagster():
 
 def test_what_users_import_is_there():
     exported = {name: getattr(backfill_assets, name) for name in backfill_assets.__all__}
-    assert exported["FACT"] is TABLES["fact_daily_orders"]
+    assert exported["table"] is table
 
 
 def test_the_names_in_dagster_yaml_are_those_of_the_room():

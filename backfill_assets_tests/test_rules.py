@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
+from backfill_assets import Reads, current_table, forbids_rows, no_leaks, nullable_column, table
 from backfill_assets.audit.verdicts import RefusedError, Violation, find_violations
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish.publication import audit_days
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.arguments import DeclarationError
@@ -31,7 +32,7 @@ class Span(pa.DataFrameModel):
     customer_id: T.StringType = Field(description="Customer.")
     least: T.DecimalType(18, 2) = Field(description="The least amount.")
     most: T.DecimalType(18, 2) = Field(ge=-1000, description="The greatest amount.")
-    most_orders: T.LongType = nullable(1.0, 1.0, "Orders of both amounts, if any.")
+    most_orders: T.LongType = nullable_column(1.0, 1.0, "Orders of both amounts, if any.")
 
 
 def same_least(rows: DataFrame) -> DataFrame:
@@ -45,8 +46,8 @@ def beyond(rows: DataFrame) -> DataFrame:
 
 
 CHECKS = [
-    forbids("same_least", same_least, "No two customers have the same least amount."),
-    forbids("beyond", beyond, "No amount is beyond 99."),
+    forbids_rows("same_least", same_least, "No two customers have the same least amount."),
+    forbids_rows("beyond", beyond, "No amount is beyond 99."),
 ]
 
 
@@ -129,7 +130,7 @@ def test_they_are_shown():
     # And not those of the column whose name begins so.
     assert shown_rules["most"] == ["most >= -1000"]
     assert shown_rules["most_orders"] == []
-    assert current(spans, name="spans_now").forbidden == spans.forbidden
+    assert current_table(spans, name="spans_now").forbidden == spans.forbidden
 
 
 def make_frame(spark, *rows: tuple) -> DataFrame:
@@ -152,7 +153,11 @@ def test_offences_of_several_days_and_checks(spark):
 
 def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
     @table_of(
-        [forbids("lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d")]
+        [
+            forbids_rows(
+                "lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d"
+            )
+        ]
     )
     def build():
         return ComputedDays(make_frame(spark, (1, "a", "1.00", "1.00")), {})
@@ -186,7 +191,7 @@ def table_of(checks):
     ],
 )
 def test_names_that_are_taken_are_refused(rules, names, said):
-    checks = [forbids(name, beyond, "d") for name in names]
+    checks = [forbids_rows(name, beyond, "d") for name in names]
     with pytest.raises(DeclarationError, match=f"spans: {said}"):
         table(Span, partition="run_date", key=["customer_id"], rules=rules, checks=checks)(
             spans.transform

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from backfill_assets import History
+from backfill_assets import VersionHistory
 from backfill_assets_tests.helpers.pipeline import day
 
-PRICES = History(day="day", key="item", change="id", known="told_at", values=("gone", "price"))
+PRICES = VersionHistory(
+    day="day", key="item", change="id", known="told_at", values=("gone", "price")
+)
 CHANGES = (
     "for_day DATE, id STRING, item STRING, valid_from TIMESTAMP, told_at TIMESTAMP, gone BOOLEAN, "
     "price INT, logged_on DATE"

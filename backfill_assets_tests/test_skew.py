@@ -12,7 +12,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets import STAGED, Reads, Source, nullable, table
+from backfill_assets import Reads, Source, nullable_column, table
 from backfill_assets.audit.profile import count_values
 from backfill_assets.backfills.backfill_plan import (
     BackfillPlan,
@@ -23,7 +23,7 @@ from backfill_assets.backfills.backfill_plan import (
 )
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.tables import OrderLine
+from backfill_assets.orders.tables import STAGED, OrderLine
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
@@ -36,8 +36,8 @@ class Visit(pa.DataFrameModel):
     """A visit."""
 
     run_date: T.DateType = Field(description="Day.")
-    shop: T.LongType = nullable(1.0, 1.0, "Where.")
-    customer: T.StringType = nullable(1.0, 1.0, "Whose.")
+    shop: T.LongType = nullable_column(1.0, 1.0, "Where.")
+    customer: T.StringType = nullable_column(1.0, 1.0, "Whose.")
 
 
 VISITS = Table("visits", Visit, partition="run_date", key=[], skew={"customer": 0.2, "shop": 0.5})
@@ -178,7 +178,7 @@ def task_times(pipeline: Pipeline, n: int, **tags: str) -> dict[str, Any]:
 
 def test_a_run_over_skewed_rows_has_a_task_that_is_longer_than_the_others(watched, monkeypatch):
     skewed, even = (task_times(watched, n) for n in (1, 2))
-    longest, middle, plot = "longest task seconds", "median task seconds", "task times"
+    longest, middle, plot = "longest_task_seconds", "median_task_seconds", "task_times"
     assert {*skewed} == {*even} == {longest, middle, plot}
     assert skewed[longest] > 24 * 0.04
     assert skewed[longest] > 5 * skewed[middle]

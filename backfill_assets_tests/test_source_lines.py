@@ -33,7 +33,7 @@ from backfill_assets.landing.formats import (
 )
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
-from backfill_assets.tables.columns import holds_json, json_text, nullable
+from backfill_assets.tables.columns import holds_json, json_column, nullable_column
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.raw_rows import (
     accepted_rows,
@@ -51,14 +51,14 @@ class Visit(pa.DataFrameModel):
     """A visit of a web site."""
 
     visit_id: T.StringType = Field(description="Visit.")
-    user_id: T.StringType = nullable(1.0, 1.0, "User.")
+    user_id: T.StringType = nullable_column(1.0, 1.0, "User.")
     at: T.TimestampType = Field(description="Begin.")
     seen_at: T.TimestampType = Field(description="When it was seen.")
     clicks: T.LongType = Field(ge=0, description="Clicks.")
-    paid: T.DecimalType(10, 3) = nullable(1.0, 1.0, "Paid.")  # type: ignore[valid-type]
+    paid: T.DecimalType(10, 3) = nullable_column(1.0, 1.0, "Paid.")  # type: ignore[valid-type]
     logged_in: T.BooleanType = Field(description="Whether the user is known.")
-    signed_up: T.DateType = nullable(1.0, 1.0, "When the user signed up.")
-    properties: T.StringType = json_text("Anything else.", optional=True)
+    signed_up: T.DateType = nullable_column(1.0, 1.0, "When the user signed up.")
+    properties: T.StringType = json_column("Anything else.", optional=True)
 
 
 VISITS = Source("visits", Visit, key=["visit_id"], event_time="at", version_time="seen_at")
@@ -632,7 +632,7 @@ def test_which_fields_hold_json() -> None:
     assert "properties" in VISITS.may_be_null
 
     class Required(pa.DataFrameModel):
-        payload: T.StringType = json_text("Required.")
+        payload: T.StringType = json_column("Required.")
 
     (column,) = Required.to_schema().columns.values()
     assert holds_json(column)

@@ -250,7 +250,7 @@ def test_a_week_waits_for_the_folders_of_all_of_its_days(last_loaded, weeks, bot
 
 def facts_undone(staged: Ledger, fingerprint: str | None, **more) -> Ledger:
     """Facts of which day 2 was taken back by a person, or by an old release; there is no day 3."""
-    held = {} if fingerprint is None else {"on hold": {str(day(2)): fingerprint}}
+    held = {} if fingerprint is None else {"on_hold": {str(day(2)): fingerprint}}
     undo = msgspec.structs.replace(record(1, (), **held, **more), revoked_days=days(2))
     built = record(0, days(1, 2), inputs={STAGED.name: staged.version or 0})
     return replace(ledger(FACT, built, undo), measured={})

@@ -114,9 +114,9 @@ def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch
 def test_a_few_tasks_have_a_line_each():
     assert task_metadata(None) == {}
     metadata = task_metadata(TaskTimes.from_text("4:225,311,379,6082"))
-    assert metadata["longest task seconds"] == 6.082
-    assert metadata["median task seconds"] == 0.345
-    assert metadata["task times"].value == (
+    assert metadata["longest_task_seconds"] == 6.082
+    assert metadata["median_task_seconds"] == 0.345
+    assert metadata["task_times"].value == (
         "The stage with the longest task had 4 tasks.\n\n```text\n"
         "1.      6.082 s  ██████████████████████████████\n"
         "2.      0.379 s  ██\n"
@@ -127,7 +127,7 @@ def test_a_few_tasks_have_a_line_each():
 
 def test_of_many_tasks_some_have_a_line():
     percentiles = ",".join(str(10 * n) for n in range(101))
-    table = task_metadata(TaskTimes.from_text(f"5001:{percentiles}"))["task times"].value
+    table = task_metadata(TaskTimes.from_text(f"5001:{percentiles}"))["task_times"].value
     lines = table.splitlines()[3:-1]
     assert [line.split(".")[0].strip() for line in lines][:3] == ["1", "451", "901"]
     assert lines[0].startswith("   1.      1.000 s  ███")

@@ -7,7 +7,8 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets import ORDERS, RAW, Reads, conserves, last_days, table
+from backfill_assets import Reads, conserves_total, last_days, table
+from backfill_assets.orders.tables import ORDERS, RAW
 from backfill_assets_guide.examples.customers import features as now
 
 
@@ -30,7 +31,7 @@ class Features(pa.DataFrameModel):
     rules=now.features.rules,
     drift=now.features.drift,
     merge=True,
-    checks=[conserves("orders", None, "orders_30d")],
+    checks=[conserves_total("orders", None, "orders_30d")],
 )
 def features(
     orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True, each_row_once=True)],

@@ -7,7 +7,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from backfill_assets import ORDERS
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets_guide.examples.customers import features, labels
 
 _HOME = tempfile.TemporaryDirectory()

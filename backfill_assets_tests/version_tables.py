@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import RAW, STAGED, Reads
+from backfill_assets import Reads
+from backfill_assets.orders.tables import RAW, STAGED
 
 
 class Spent(pa.DataFrameModel):

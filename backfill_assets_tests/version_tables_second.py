@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, RAW, STAGED, Reads, conserves, table, version_of
+from backfill_assets import Reads, conserves_total, table, version_of
+from backfill_assets.orders.tables import ORDERS, RAW, STAGED
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.table import Table
 from backfill_assets_tests import version_tables as first
@@ -56,7 +57,7 @@ def build_versions(
         partition="run_date",
         key=["customer_id"],
         totals=["orders"],
-        checks=[conserves("orders", None, "orders")],
+        checks=[conserves_total("orders", None, "orders")],
         group="spent",
         retired=retired,
     )(first.spent)

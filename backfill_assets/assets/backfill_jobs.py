@@ -201,7 +201,7 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
         context.add_output_metadata(
             {
                 **_plan_metadata(backfill_state.plan),
-                "first stage": f"/runs/b/{backfill_state.backfill_id}",
+                "first_stage": f"/runs/b/{backfill_state.backfill_id}",
             }
         )
 

@@ -270,7 +270,7 @@ class Services(Protocol):
 
     def ask_services(
         self,
-        asks: Mapping[str, unpartitioned.Answers],
+        asks: Mapping[str, unpartitioned.LookupAnswers],
         frames: Mapping[str, DataFrame],
         cache: Cache,
         days: Window,

@@ -4,6 +4,7 @@ Evaluations are logged with their partition, day by day: Dagster's own check res
 in a range run.
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
@@ -56,7 +57,7 @@ def check_evaluations(
             severity=_dagster_severity(finding),
             blocking=blocks and (finding.check not in table.notices or not verdict.may_publish),
             description=escape_markdown(finding.text),
-            metadata=_check_metadata(finding, verdict),
+            metadata=metadata_keys(_check_metadata(finding, verdict)),
             partition=verdict.day.isoformat(),
             target_materialization_data=target,
         )
@@ -83,8 +84,16 @@ def _check_metadata(finding: Finding, verdict: Verdict) -> dict[str, Any]:
     return {"rows": metrics.rows}
 
 
+def metadata_keys(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures by names as Dagster has them: `count of open labels` is `count_of_open_labels`.
+
+    A name may contain what a project has declared, such as a kind of rows.
+    """
+    return {re.sub(r"[^\w/]+", "_", name): figure for name, figure in figures.items()}
+
+
 def _null_rates(metrics: DayMetrics) -> dict[str, Any]:
-    return {f"null rate {name}": metrics.null_rate(name) for name, n in metrics.nulls.items() if n}
+    return {f"null_rate_{name}": metrics.null_rate(name) for name, n in metrics.nulls.items() if n}
 
 
 def day_metadata(verdict: Verdict) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
         "dagster/partition_row_count": metrics.rows,
         "digest": metrics.digest,
         **_null_rates(metrics),
-        **{f"total {name}": plottable_number(total) for name, total in metrics.totals.items()},
+        **{f"total_{name}": plottable_number(total) for name, total in metrics.totals.items()},
         **(
             {
                 "warnings": dg.MetadataValue.md(

@@ -26,7 +26,7 @@ from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
+from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, requests_figure
 
 #: Outcomes in which a day is or may be computed.
 COMPUTE_OUTCOMES = (DayOutcome.COMPUTED, DayOutcome.DEPENDS)
@@ -222,7 +222,7 @@ def estimate_api_calls(
 
 
 def _estimate_table_calls(
-    answers: Answers, table: Derived, days: Iterable[date], ledgers: Ledgers
+    answers: LookupAnswers, table: Derived, days: Iterable[date], ledgers: Ledgers
 ) -> ApiCallEstimate:
     """The API calls of one table to one service for some days.
 

@@ -184,7 +184,7 @@ MONTH = GrainReach(grain=Grain.MONTHLY)
 PREVIOUS_DAY = Reach(before=1, after=-1)
 
 
-def week(*, starts: str = "monday") -> Reach:
+def week_starting(weekday: str) -> Reach:
     """The seven days of a week that begins on a weekday, as `WEEK` for another day than Monday.
 
     Raises:
@@ -193,35 +193,38 @@ def week(*, starts: str = "monday") -> Reach:
     by_name = {
         grain.job_name.removeprefix("weekly_"): grain for grain in Grain if grain.first_weekday
     }
-    grain = {"monday": Grain.WEEKLY, **by_name}.get(starts)
+    grain = {"monday": Grain.WEEKLY, **by_name}.get(weekday)
     if grain is None:
-        raise ValueError(f"week(starts={starts!r}): give a weekday, such as 'sunday'")
+        raise ValueError(f"week_starting({weekday!r}): give a weekday, such as 'sunday'")
     return GrainReach(grain=grain)
 
 
-def previous(count: int, unit: Reach) -> Reach:
+def previous_partitions(count: int, unit: Reach) -> Reach:
     """The week or month itself and `count` before it, of a table of that grain.
 
-    `previous(2, MONTH)` reads three months.
+    `previous_partitions(2, MONTH)` reads three months.
 
     Raises:
-        ValueError: the number is none, or the unit is not `WEEK`, `week(...)` or `MONTH`.
+        ValueError: the number is none, or the unit is not `WEEK`, `week_starting(...)` or `MONTH`.
     """
-    _check_days("previous", count, 1)
+    _check_days("previous_partitions", count, 1)
     if not isinstance(unit, GrainReach):
-        raise ValueError(f"previous({count}, {unit}): give WEEK, week(...) or MONTH")
+        raise ValueError(
+            f"previous_partitions({count}, {unit}): give WEEK, week_starting(...) or MONTH"
+        )
     return PartitionsReach(before=count, grain=unit.grain)
 
 
-def between(first: int, last: int) -> Reach:
-    """The days from `first` to `last`, counted from the day itself: `between(-7, 30)`.
+def days_between(first: int, last: int) -> Reach:
+    """The days from `first` to `last`, counted from the day itself: `days_between(-7, 30)`.
 
     Raises:
         ValueError: they begin after the day itself, or end before they begin.
     """
     if type(first) is not int or type(last) is not int or first > min(0, last):
         raise ValueError(
-            f"between({first!r}, {last!r}): give the first day, 0 or less, and the last, not less"
+            f"days_between({first!r}, {last!r}): give the first day, 0 or less, and the last, "
+            "not less"
         )
     return Reach(before=-first, after=last)
 

@@ -452,7 +452,7 @@ def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
         "since": ledger.version,
         "audit": {},
         "withdrawn": partitions.to_ranges(days),
-        "said": {"kind": RETIREMENT},
+        "details": {"kind": RETIREMENT},
     }
     return writer.commit({}, days, record, ledger) is not None
 

@@ -118,7 +118,7 @@ def _day_values(commit: records.CommitRecord, day: date) -> dict[str, Any]:
     published = commit.days[day]
     what = "written" if day in commit.rewritten_days else "unchanged"
     figures = {"rows": published.rows, "digest": published.digest, "verdict": published.verdict}
-    return {"what": what, **figures, "because": commit.reason_for_day(day)}
+    return {"what": what, **figures, "reason": commit.reason_for_day(day)}
 
 
 def _select_commits(

@@ -226,8 +226,8 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
             new = set(summary.columns) ^ columns if columns else ()
             changed_columns |= dict.fromkeys(new, summary.version)
             columns = set(summary.columns)
-        if summary.said:
-            records.append(to_record(summary, summary.said))
+        if summary.record:
+            records.append(to_record(summary, summary.record))
         # External commits before our first one are the creation.
         elif (summary.days or summary.anywhere) and (records or missing):
             days = frozenset(map(date.fromisoformat, summary.days))

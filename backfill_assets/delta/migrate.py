@@ -63,7 +63,7 @@ def build_migration_record(
         "reason": reason,
         "since": current.version,
         "days": [str(window) for window in to_windows(migration.days)],
-        "because": {"schema change": to_ranges(days)},
+        "reasons": {"schema change": to_ranges(days)},
     }
 
 
@@ -101,7 +101,7 @@ def build_acceptance_record(
         "run_id": f"accept-{uuid4().hex[:12]}",
         "reason": reason,
         "since": ledger.version,
-        "because": {"code accepted": to_ranges(days)},
+        "reasons": {"code accepted": to_ranges(days)},
     }
 
 
@@ -134,7 +134,9 @@ def build_carried_record(
             for day, figures in published.items()
         },
         "final": to_ranges(ledger.final_days & published.keys()),
-        "said": msgspec.to_builtins(msgspec.structs.replace(details, references=common.references)),
+        "details": msgspec.to_builtins(
+            msgspec.structs.replace(details, references=common.references)
+        ),
     }
 
 

@@ -147,7 +147,7 @@ def _plan_column(
         elif not column.nullable:
             migration.refused.append(
                 f"column {name} is new and required, and the days that are there have no values of "
-                "it: declare it nullable, or by `added` with a default"
+                "it: declare it nullable, or by `added_column` with a default"
             )
         elif is_back:
             text = f"column {name} is there again, without its values from before it was dropped"

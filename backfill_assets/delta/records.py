@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
-from decimal import Decimal
 from typing import Any, Self
 
 import msgspec
 
-from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.audit.verdicts import Severity, Verdict
 from backfill_assets.calendar.partitions import Window, from_ranges, to_ranges
 from backfill_assets.tables.table import Table
 
@@ -59,7 +58,7 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str
     verdict: str
     totals: Mapping[str, str] = msgspec.field(default_factory=dict)
-    fingerprint: str = msgspec.field(default="", name="made_of")
+    fingerprint: str = msgspec.field(default="", name="input_digest")
     nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
@@ -112,11 +111,11 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     late: dict[date, tuple[int, str]] = msgspec.field(default_factory=dict)
     kind: str = ""
     undoes: str | None = None
-    as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
+    as_of: dict[str, list[str]] = msgspec.field(default_factory=dict)
     references: dict[str, str | None] = msgspec.field(default_factory=dict)
     spreads: dict[date, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
     accepts: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    on_hold: dict[date, str] = msgspec.field(default_factory=dict, name="on hold")
+    on_hold: dict[date, str] = msgspec.field(default_factory=dict)
     alone: list[str] = msgspec.field(default_factory=list)
 
 
@@ -305,31 +304,6 @@ def encode_day(day: PublishedDay) -> dict[str, Any]:
     return {**values, "provenance": provenance} if provenance else values
 
 
-def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict:
-    """The verdict on a day, from its record."""
-    entries = {
-        name: count if isinstance(count, int) else Decimal(count)
-        for name, count in published.entries.items()
-    }
-    totals = {
-        name: type(zero)(published.totals[name]) if name in published.totals else zero
-        for name, zero in table.zero_totals.items()
-    }
-    nulls = {name: published.nulls.get(name, 0) for name in table.columns}
-    fine = [Severity.OK.value, "in order when it was published"]
-    findings = [
-        Finding(check, Severity(severity), text)
-        for check in table.check_descriptions
-        for severity, text in [published.findings.get(check, fine)]
-    ]
-    return Verdict(
-        day,
-        DayMetrics(published.rows, nulls, 0, totals, published.digest),
-        Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
-        findings,
-    )
-
-
 @dataclass(frozen=True)
 class CommitNotes:
     """What a commit of days records for downstream tables, besides the audit.
@@ -394,10 +368,10 @@ def encode_published(
         "not_published": {
             str(day): reason for day, reason in failed.items() if day not in notes.revoked_days
         },
-        "because": days_by_reason(reasons),
+        "reasons": days_by_reason(reasons),
         "final": to_ranges(notes.final_days),
         "withdrawn": to_ranges(notes.revoked_days),
-        "said": msgspec.to_builtins(notes.details),
+        "details": msgspec.to_builtins(notes.details),
     }
 
 
@@ -414,13 +388,13 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     since: int | msgspec.UnsetType | None = msgspec.UNSET
     days: list[str] = msgspec.field(default_factory=list)
     final: list[str] = msgspec.field(default_factory=list)
-    said: CommitDetails = msgspec.field(default_factory=CommitDetails)
+    details: CommitDetails = msgspec.field(default_factory=CommitDetails)
     commit_id: str = ""
     reason: str | None = None
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: list[str] = msgspec.field(default_factory=list)
-    because: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    reasons: dict[str, list[str]] = msgspec.field(default_factory=dict)
     not_published: dict[date, Any] = msgspec.field(default_factory=dict)
     release: str = ""
     package: str = ""
@@ -433,7 +407,7 @@ class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     Attributes:
         operation: Delta's name of the operation.
         timestamp: commit time in milliseconds since 1970.
-        said: the encoded record, if the commit is ours.
+        record: the encoded record, if the commit is ours.
         days: the days that another writer changed.
         anywhere: whether another writer removed files whose days are unknown.
         columns: the table's columns, if the commit changed them.
@@ -442,7 +416,7 @@ class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     version: int
     operation: str
     timestamp: int | None = None
-    said: _EncodedRecord | None = None
+    record: _EncodedRecord | None = None
     days: list[str] = msgspec.field(default_factory=list)
     anywhere: bool = False
     columns: list[str] = msgspec.field(default_factory=list)
@@ -459,11 +433,32 @@ def decode_commit(line: bytes) -> CommitSummary:
     Raises:
         ValueError: the line is not one of ours, or has another form.
     """
+    if b'"said":' in line:
+        values = json.loads(line)
+        record = _with_current_keys(values.get("said", values.get("record")))
+        return msgspec.convert({**values, "record": record}, CommitSummary)
     try:
         return _DECODER.decode(line)
     except msgspec.DecodeError:
         # Python's JSON allows more: NaN, and lone surrogates in text that a person typed.
         return msgspec.convert(json.loads(line), CommitSummary)
+
+
+#: Keys that commits had before the first release; the next release reads them no more.
+_OLD_KEYS = {"because": "reasons", "said": "details", "made_of": "input_digest"}
+_OLD_KEYS |= {"as of": "as_of", "on hold": "on_hold"}
+
+
+def _with_current_keys(record: Any) -> Any:
+    """A decoded record with the present keys of the commit, of its details and of its days."""
+    if not isinstance(record, dict) or _OLD_KEYS.keys().isdisjoint(record):
+        return record
+
+    def rename_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {_OLD_KEYS.get(key, key): value for key, value in values.items()}
+
+    audit = {day: rename_keys(published) for day, published in record["audit"].items()}
+    return rename_keys({**record, "audit": audit, "said": rename_keys(record.get("said", {}))})
 
 
 def decode_version(line: bytes) -> int | None:
@@ -478,7 +473,7 @@ def encoding_id(table: Table) -> str:
     """Identifies the form of `encode_commit`: raise its number when that form changes."""
     return " ".join(
         [
-            "3",
+            "4",
             table.partition,
             *_EncodedRecord.__struct_encode_fields__,
             *PublishedDay.__struct_encode_fields__,
@@ -547,9 +542,10 @@ def _new_columns(lines: Iterable[bytes]) -> list[str]:
 def _own_metadata(metadata: Any) -> _EncodedRecord | None:
     """The record in a commit's `userMetadata`; None if another writer made the commit."""
     try:
-        encoded = msgspec.convert(json.loads(metadata), _EncodedRecord)
+        values = _with_current_keys(json.loads(metadata))
+        encoded = msgspec.convert(values, _EncodedRecord)
         to_record(CommitSummary(0, ""), encoded)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, LookupError, AttributeError):
         return None
     return encoded
 
@@ -566,7 +562,7 @@ def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
         inputs=encoded.inputs,
         days=encoded.audit,
         final=_parse_days(encoded.final),
-        details=encoded.said,
+        details=encoded.details,
         commit_id=encoded.commit_id,
         since=None if encoded.since is msgspec.UNSET else encoded.since,
         written_days=None if encoded.since is msgspec.UNSET else _parse_days(encoded.days),
@@ -575,7 +571,7 @@ def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
         git_commit=encoded.git_commit,
         git_dirty=encoded.git_dirty,
         revoked_days=_parse_days(encoded.withdrawn),
-        reasons=encoded.because,
+        reasons=encoded.reasons,
         is_merge=summary.operation == "MERGE",
         failed_days={day: str(reason) for day, reason in encoded.not_published.items()},
         release=encoded.release,

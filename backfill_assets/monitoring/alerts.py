@@ -77,6 +77,16 @@ class Alert:
     runs: frozenset[str] = frozenset()
 
 
+#: Keys that the cursor had before the first release; the next release reads them no more.
+_OLD_KEYS = {
+    "looked": "runs_read_at",
+    "seen": "seen_runs",
+    "waiting": "waiting_runs",
+    "told": "reported_incidents",
+    "blind": "unreadable_ticks",
+}
+
+
 @dataclass(frozen=True)
 class Outbox:
     """The sensor's memory between ticks: its cursor as a value.
@@ -103,16 +113,20 @@ class Outbox:
     def from_text(cls, text: str | None) -> Self:
         """Parse a cursor; return an empty outbox if there is none or it cannot be read."""
         try:
-            saved = json.loads(text or "")
+            values = json.loads(text or "")
+            saved = {_OLD_KEYS.get(key, key): value for key, value in values.items()}
+            read_at = saved["runs_read_at"]
             return cls(
-                looked=None if saved["looked"] is None else float(saved["looked"]),
-                seen_runs=frozenset(map(str, saved["seen"])),
-                waiting={str(run): float(at) for run, at in saved["waiting"].items()},
+                looked=None if read_at is None else float(read_at),
+                seen_runs=frozenset(map(str, saved["seen_runs"])),
+                waiting={str(run): float(at) for run, at in saved["waiting_runs"].items()},
                 reported={
-                    key: size for group in saved["told"] for key, size in _group_incidents(*group)
+                    key: size
+                    for group in saved["reported_incidents"]
+                    for key, size in _group_incidents(*group)
                 },
                 attempts={str(name): int(n) for name, n in saved["attempts"].items()},
-                unreadable_ticks=int(saved["blind"]),
+                unreadable_ticks=int(saved["unreadable_ticks"]),
             )
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             return cls()
@@ -130,12 +144,12 @@ class Outbox:
             reported_groups.append([kind, subject, day_ranges, others, json.loads(size)])
         return json.dumps(
             {
-                "looked": self.looked,
-                "seen": sorted(self.seen_runs),
-                "waiting": dict(self.waiting),
-                "told": reported_groups,
+                "runs_read_at": self.looked,
+                "seen_runs": sorted(self.seen_runs),
+                "waiting_runs": dict(self.waiting),
+                "reported_incidents": reported_groups,
                 "attempts": dict(self.attempts),
-                "blind": self.unreadable_ticks,
+                "unreadable_ticks": self.unreadable_ticks,
             }
         )
 

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 from pydantic import Field
 
-from backfill_assets.audit.checks import failure_text
+from backfill_assets.audit.checks import failure_text, metadata_keys
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.calendar.late_data import Policy
@@ -83,9 +83,9 @@ def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCh
             passed=all(state.is_good for state in state_by_day.values()),
             description=states.describe_states(state_by_day) or "every day is in order",
             metadata={
-                **states.count_states(state_by_day),
-                "newest day": str(newest),
-                "as of": str(snapshot.today),
+                **metadata_keys(states.count_states(state_by_day)),
+                "newest_day": str(newest),
+                "as_of": str(snapshot.today),
                 "days": dg.MetadataValue.md(_state_table(state_by_day)),
             },
         )
@@ -98,7 +98,7 @@ def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCh
             passed=not changed,
             description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
             or "no final day has changed",
-            metadata={"final days": len(snapshot.final_by_table[name]), "changed": len(changed)},
+            metadata={"final_days": len(snapshot.final_by_table[name]), "changed": len(changed)},
         )
         yield dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(name),

@@ -88,16 +88,16 @@ def key_figures(
     lines = sum(row["lines"] for row in rows)
     figures: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
     if lines:
-        figures["late share"] = sum(row["late_lines"] for row in rows) / lines
+        figures["late_share"] = sum(row["late_lines"] for row in rows) / lines
     lateness = lateness_figures(rows, window_days, arrives_after)
-    figures["event days compared"] = len(lateness.days)
-    for by_delay, what in ((lateness.lines, ""), (lateness.cents, " of the money")):
-        for per_mille, name in ((990, "99 %"), (999, "99.9 %")):
+    figures["compared_event_days"] = len(lateness.days)
+    for by_delay, what in ((lateness.lines, "lines"), (lateness.cents, "amount")):
+        for per_mille, name in ((990, "99"), (999, "99_9")):
             days: int | str | None = "not known yet"
             if any(by_delay.values()):
                 days = smallest_window(by_delay, per_mille)
             more = f"more than {COMPARED_WINDOWS[-1]}"
-            figures[f"smallest W that catches {name}{what}"] = more if days is None else days
+            figures[f"window_days_for_{name}_percent_of_{what}"] = more if days is None else days
     return figures
 
 
@@ -550,7 +550,7 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
                 if "://" in path
                 else dg.MetadataValue.path(path),
                 **key_figures(rows.to_pylist(), window_days, source.arrives_after),
-                f"delta version {lateness.name}": log.version(),
+                f"delta_version_{lateness.name}": log.version(),
             }
         )
 

@@ -214,7 +214,7 @@ def _build_requests(
 
 
 #: The tag of a run of a batch: `load` or `rebuild`. The queue runs one load at a time.
-BATCH_TAG = "backfill_assets/wave"
+BATCH_TAG = "backfill_assets/batch"
 LOAD, REBUILD = "load", "rebuild"
 #: How long a failed run counts as unfinished while its retry is expected.
 _RETRY_PERIOD = timedelta(minutes=10)

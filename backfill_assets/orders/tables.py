@@ -12,8 +12,14 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.tables.columns import nullable
-from backfill_assets.tables.derived import FOR_DAY, Reads, conserves, corrections, current
+from backfill_assets.tables.columns import nullable_column
+from backfill_assets.tables.derived import (
+    FOR_DAY,
+    Reads,
+    conserves_total,
+    corrections_table,
+    current_table,
+)
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_function import table
@@ -23,7 +29,9 @@ class OrderLine(pa.DataFrameModel):
     """A version of an order, as a line of the landing has it."""
 
     order_id: T.StringType = Field(description="The source's order id, verbatim.")
-    customer_id: T.StringType = nullable(0.25, 0.9, "The source's customer id; null if unknown.")
+    customer_id: T.StringType = nullable_column(
+        0.25, 0.9, "The source's customer id; null if unknown."
+    )
     order_ts: T.TimestampType = Field(description="When the order happened (UTC).")
     amount: T.DecimalType(18, 2) = Field(  # type: ignore[valid-type]
         description="Money, exact to two decimals; negative for a refund."
@@ -64,8 +72,8 @@ class DailyOrders(pa.DataFrameModel):
     totals=["orders", "revenue"],
     merge=True,
     checks=[
-        conserves("stg_orders", None, "orders"),
-        conserves("stg_orders", "amount", "revenue"),
+        conserves_total("stg_orders", None, "orders"),
+        conserves_total("stg_orders", "amount", "revenue"),
     ],
     group="fact",
     frozen=True,
@@ -85,8 +93,8 @@ def fact_daily_orders(stg_orders: Annotated[DataFrame, Reads(_STAGED)]) -> DataF
 
 
 FACT = fact_daily_orders
-CURRENT = current(FACT)
-CORRECTIONS = corrections(FACT, CURRENT, name="fact_order_corrections")
+CURRENT = current_table(FACT)
+CORRECTIONS = corrections_table(FACT, CURRENT, name="fact_order_corrections")
 
 
 RAW, REJECTED, STAGED, LATE, LATENESS = ORDER_LINES.tables

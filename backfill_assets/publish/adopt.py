@@ -17,7 +17,7 @@ from backfill_assets.delta.data_files import DataFiles, count_rows, files_as_of
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.migrate import build_carried_record
-from backfill_assets.publish.types import DayResult, Outcome
+from backfill_assets.publish.types import DayResult, Outcome, restore_verdict
 from backfill_assets.spark.filesystems import open_store
 
 
@@ -178,7 +178,7 @@ def _adoption_metadata(
     return {
         **build_carried_record(ledger, published, origin.provenances, details),
         "not_published": {},
-        "because": records.days_by_reason(
+        "reasons": records.days_by_reason(
             {day: record.reason_for_day(day) for day, record in record_by_day.items()}
         ),
         "withdrawn": [],
@@ -197,7 +197,7 @@ def _day_results(
         record = ledger.latest[day]
         published = record.days[day]
         outcome = Outcome.WRITTEN if day in changed else Outcome.UNCHANGED
-        verdict = records.restore_verdict(ledger.table, day, published)
+        verdict = restore_verdict(ledger.table, day, published)
         yield DayResult(
             outcome, verdict, version, published.numbers, inputs[day], record.reason_for_day(day)
         )

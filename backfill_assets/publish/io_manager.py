@@ -18,7 +18,12 @@ import dagster as dg
 import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
+from backfill_assets.audit.checks import (
+    check_evaluations,
+    day_metadata,
+    failure_text,
+    metadata_keys,
+)
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
@@ -73,7 +78,7 @@ def latest_materializations(
 
 
 #: The metadata key of the plot.
-PLOT = "task times"
+PLOT = "task_times"
 #: The plot has at most this many lines; of more tasks, evenly spaced ones are shown.
 _LINES = 12
 _BAR = 30
@@ -84,8 +89,8 @@ def task_metadata(times: TaskTimes | None) -> dict[str, Any]:
     if times is None:
         return {}
     return {
-        "longest task seconds": round(times.longest_seconds, 3),
-        "median task seconds": round(times.median_seconds, 3),
+        "longest_task_seconds": round(times.longest_seconds, 3),
+        "median_task_seconds": round(times.median_seconds, 3),
         PLOT: dg.MetadataValue.md(_task_plot(times)),
     }
 
@@ -306,13 +311,13 @@ class DeltaIOManager(publisher.Publisher):
             partition=result.day.isoformat(),
             metadata={
                 **day_metadata(result.verdict),
-                **result.numbers,
+                **metadata_keys(result.numbers),
                 **_outcome_metadata(result),
                 **(task_figures if result.outcome is not Outcome.IDENTICAL else {}),
                 "dagster/uri": self.url(table),
-                "code version": self.code_of(table),
-                "config digest": self.config_of(table),
-                **{f"input version {name}": version for name, version in result.inputs.items()},
+                "code_version": self.code_of(table),
+                "config_digest": self.config_of(table),
+                **{f"input_version_{name}": version for name, version in result.inputs.items()},
             },
             tags={
                 "dagster/data_version": result.verdict.metrics.digest,
@@ -322,8 +327,8 @@ class DeltaIOManager(publisher.Publisher):
 
 
 def _outcome_metadata(result: DayResult) -> dict[str, Any]:
-    metadata = {"outcome": result.outcome.value, "delta version": result.version}
-    return {**metadata, "computed because": result.reason} if result.reason else metadata
+    metadata = {"outcome": result.outcome.value, "delta_version": result.version}
+    return {**metadata, "reason": result.reason} if result.reason else metadata
 
 
 #: The metadata key of an asset's pandera model and the options of its table.

@@ -354,7 +354,7 @@ def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
     """Return the result of a day that stays as published, from the record of its commit."""
     record = ledger.latest[day]
     published = record.days[day]
-    verdict = records.restore_verdict(ledger.table, day, published)
+    verdict = types.restore_verdict(ledger.table, day, published)
     numbers, inputs = published.numbers, record.inputs
     return types.DayResult(
         types.Outcome.IDENTICAL,

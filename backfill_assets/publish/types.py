@@ -4,17 +4,18 @@ import enum
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import dagster as dg
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.verdicts import Expectation, Verdict
+from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import PERSON, CommitNotes, Provenance
+from backfill_assets.delta.records import PERSON, CommitNotes, Provenance, PublishedDay
 from backfill_assets.delta.table_schema import all_constraints
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.snapshot import Snapshot
@@ -253,3 +254,28 @@ class DayResult:
     def is_committed(self) -> bool:
         """Whether a commit of this run covers the day."""
         return self.version is not None and self.outcome is not Outcome.IDENTICAL
+
+
+def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict:
+    """The verdict on a day, from its record."""
+    entries = {
+        name: count if isinstance(count, int) else Decimal(count)
+        for name, count in published.entries.items()
+    }
+    totals = {
+        name: type(zero)(published.totals[name]) if name in published.totals else zero
+        for name, zero in table.zero_totals.items()
+    }
+    nulls = {name: published.nulls.get(name, 0) for name in table.columns}
+    fine = [Severity.OK.value, "in order when it was published"]
+    findings = [
+        Finding(check, Severity(severity), text)
+        for check in table.check_descriptions
+        for severity, text in [published.findings.get(check, fine)]
+    ]
+    return Verdict(
+        day,
+        DayMetrics(published.rows, nulls, 0, totals, published.digest),
+        Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
+        findings,
+    )

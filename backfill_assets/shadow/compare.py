@@ -87,12 +87,12 @@ def comparison_metrics(report: diff.TableDiff) -> dict[str, float | int]:
     """Numbers of a table's comparison that Dagster plots."""
     return {
         "days": len(report.days),
-        "changed days": len(report.days_with(diff.DayChangeKind.CHANGED)),
-        "added days": len(report.days_with(diff.DayChangeKind.ADDED)),
-        "missing days": len(report.days_with(diff.DayChangeKind.MISSING)),
-        "rows more, in percent": round(100 * row_change_ratio(report), 4),
-        "largest PSI": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
-        "largest KS": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
+        "changed_days": len(report.days_with(diff.DayChangeKind.CHANGED)),
+        "added_days": len(report.days_with(diff.DayChangeKind.ADDED)),
+        "missing_days": len(report.days_with(diff.DayChangeKind.MISSING)),
+        "rows_change_percent": round(100 * row_change_ratio(report), 4),
+        "largest_psi": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
+        "largest_ks": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
     }
 
 

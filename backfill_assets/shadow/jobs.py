@@ -173,7 +173,7 @@ def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
         r.table.name: dg.MetadataValue.md(as_table(r).to_markdown()) for r in comparison.reports
     }
     numbers = {
-        f"{report.table.name}: {name}": value
+        f"{report.table.name}/{name}": value
         for report in comparison.reports
         for name, value in compare.comparison_metrics(report).items()
     }

@@ -35,7 +35,7 @@ from backfill_assets.tables.derived import (
     Corrections,
     Current,
     Derived,
-    Published,
+    PublishedDays,
     Reads,
 )
 from backfill_assets.tables.graph import tables_of
@@ -44,7 +44,7 @@ from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import DRIFT
-from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned
+from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, UnpartitionedTable
 
 #: By kind of table, the version of the rows that this package computes. Raise a number if, and only
 #: if, a change of this package gives other rows of that kind for the same input; `package` stands
@@ -86,11 +86,11 @@ DECIDING: Mapping[type, tuple[str, ...]] = {
     Corrections: ("model", *_OPTIONS),
     Table: _TABLE,
     Reads: ("table", "reach", "as_known", "each_row_once"),
-    Published: ("table", "reach"),
-    Answers: ("lookup", "of"),
+    PublishedDays: ("table", "reach"),
+    LookupAnswers: ("lookup", "of"),
     Conserved: ("parameter", "column", "total"),
     Forbidden: ("name", "find"),
-    Unpartitioned: ("name", "url"),
+    UnpartitionedTable: ("name", "url"),
     Lookup: ("name", "model", "request", "path", "url", "read", "none_at"),
 }
 #: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
@@ -106,11 +106,11 @@ OTHERS: Mapping[type, tuple[str, ...]] = {
     Corrections: ("forbidden", "depends_on", *_TABLE_OTHERS, "facts", "current"),
     Table: _TABLE_OTHERS,
     Reads: (),
-    Published: (),
-    Answers: (),
+    PublishedDays: (),
+    LookupAnswers: (),
     Conserved: (),
     Forbidden: ("description",),
-    Unpartitioned: (),
+    UnpartitionedTable: (),
     Lookup: (
         *("quota", "secret", "header", "reserve", "pool", "connections", "timeout", "tries"),
         "patience",

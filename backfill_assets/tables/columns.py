@@ -29,7 +29,7 @@ from backfill_assets.tables.arguments import Argument, check_arguments, is_date,
 _JSON = "json"
 
 
-def nullable(warn: float, error: float, description: str) -> Any:
+def nullable_column(warn: float, error: float, description: str) -> Any:
     """A column that may be null: the *rate* of nulls in a day is bounded instead.
 
     Args:
@@ -40,7 +40,7 @@ def nullable(warn: float, error: float, description: str) -> Any:
     Raises:
         DeclarationError: a value is not a share, or `warn` is larger than `error`.
     """
-    check_arguments("nullable", bounds_arguments(warn, error, description))
+    check_arguments("nullable_column", bounds_arguments(warn, error, description))
     return Field(
         nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
     )
@@ -74,7 +74,7 @@ def nullable_bounds(column: Any) -> NullBounds:
     return NullBounds(metadata.get("null_warn", 1.0), metadata.get("null_error", 1.0))
 
 
-def json_text(description: str, *, optional: bool = False) -> Any:
+def json_column(description: str, *, optional: bool = False) -> Any:
     """A string column of a line that holds a nested value as JSON text, as the line has it.
 
     Args:
@@ -86,7 +86,7 @@ def json_text(description: str, *, optional: bool = False) -> Any:
 
 
 def holds_json(column: Any) -> bool:
-    """Whether a pandera column was declared by `json_text`."""
+    """Whether a pandera column was declared by `json_column`."""
     return bool((column.metadata or {}).get(_JSON))
 
 
@@ -365,7 +365,7 @@ class ColumnGap:
         return f"The source has it since {self.since}; on the days before it is {value}."
 
 
-def added(
+def added_column(
     default: Any, since: date, description: str, *, warn: float = 1.0, error: float = 1.0
 ) -> Any:
     """A column that the source has since a day; on the days before, a default replaces null.
@@ -383,7 +383,7 @@ def added(
         DeclarationError: `since` is not a date, or a value is not a share.
     """
     since_date = Argument("since", since, is_date, "a date, as date(2025, 3, 20)")
-    check_arguments("added", [since_date, *bounds_arguments(warn, error, description)])
+    check_arguments("added_column", [since_date, *bounds_arguments(warn, error, description)])
     gap = ColumnGap(since, default)
     return Field(
         nullable=True,
@@ -393,7 +393,7 @@ def added(
 
 
 def gap_of(column: Any) -> ColumnGap | None:
-    """The gap of a pandera column that was declared by `added`."""
+    """The gap of a pandera column that was declared by `added_column`."""
     return (column.metadata or {}).get(_GAP)
 
 
@@ -513,14 +513,14 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Forbidden:
-    """A check between the rows of a day, see `forbids`."""
+    """A check between the rows of a day, see `forbids_rows`."""
 
     name: str
     find: Callable[[DataFrame], DataFrame]
     description: str
 
 
-def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str) -> Forbidden:
+def forbids_rows(name: str, find: Callable[[DataFrame], DataFrame], description: str) -> Forbidden:
     """A check that a function finds no forbidden row.
 
     Use it for conditions over several rows, such as two versions that overlap. A day with such a
@@ -531,7 +531,7 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
             Customers,
             partition="run_date",
             key=["customer_id", "valid_from"],
-            checks=[forbids("overlap", overlaps, "No two versions overlap.")],
+            checks=[forbids_rows("overlap", overlaps, "No two versions overlap.")],
         )
 
     Args:
@@ -544,7 +544,7 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
         DeclarationError: the name is empty, or `find` is not a function.
     """
     check_arguments(
-        "forbids",
+        "forbids_rows",
         [
             Argument("the name", name, is_text, "a name"),
             Argument("find", find, callable, "a function of a DataFrame"),
@@ -557,7 +557,7 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
 def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict[str, Rule]:
     """Row rules: no value that a row carries began, or became known, after the row's moment.
 
-    They are for a table that is joined by `as_of`::
+    They are for a table that is joined by `as_of_join`::
 
         @table(
             Order,

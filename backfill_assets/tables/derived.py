@@ -1,8 +1,8 @@
 """Tables that a function computes, and the annotations that declare its parameters as inputs.
 
-A table built from staging has only lines that came in time. `current` applies the same function to
-the greatest version of every key known now, as if the window had no end. `corrections` is the
-difference between the two, whatever its reason.
+A table built from staging has only lines that came in time. `current_table` applies the same
+function to the greatest version of every key known now, as if the window had no end.
+`corrections_table` is the difference between the two, whatever its reason.
 """
 
 import inspect
@@ -31,7 +31,11 @@ from backfill_assets.tables.table import (
     decided_by,
 )
 from backfill_assets.tables.table_options import OPTION_NAMES
-from backfill_assets.tables.unpartitioned import Answers, Unpartitioned, UnpartitionedInput
+from backfill_assets.tables.unpartitioned import (
+    LookupAnswers,
+    UnpartitionedInput,
+    UnpartitionedTable,
+)
 
 #: The column with the day of the table for which a row of an input counts. A row that decides seven
 #: days occurs seven times.
@@ -81,7 +85,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDays:
     """Which days of a table are published; the annotation of a parameter.
 
     The parameter has a row for each published day of the reach, empty days included: `for_day`, the
@@ -99,14 +103,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Conserved:
-    """A total of a day that must equal a sum, or the row count, of its input; see `conserves`."""
+    """A total of a day that equals a sum, or the row count, of its input; see `conserves_total`."""
 
     parameter: str
     column: str | None
     total: str
 
 
-def conserves(parameter: str, column: str | None, total: str) -> Conserved:
+def conserves_total(parameter: str, column: str | None, total: str) -> Conserved:
     """A check: the day's sum of `total` is the sum of an input's `column`, or its row count.
 
     If several checks name the same total, it must be the sum of their values. A day that fails is
@@ -122,7 +126,7 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
     """
     name = "the name of one"
     arguments.check_arguments(
-        "conserves",
+        "conserves_total",
         [
             arguments.Argument("the parameter", parameter, arguments.is_text, name),
             arguments.Argument(
@@ -172,9 +176,9 @@ class Derived(Table):
 
     transform: Transform
     reads: Mapping[str, Reads]
-    unpartitioned: Mapping[str, Unpartitioned] = field(default_factory=dict)
-    published: Mapping[str, Published] = field(default_factory=dict)
-    answers: Mapping[str, Answers] = field(default_factory=dict)
+    unpartitioned: Mapping[str, UnpartitionedTable] = field(default_factory=dict)
+    published: Mapping[str, PublishedDays] = field(default_factory=dict)
+    answers: Mapping[str, LookupAnswers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     version: int = 1
@@ -223,7 +227,7 @@ class Derived(Table):
         return next((grain for grain in grains if grain is not Grain.DAILY), Grain.DAILY)
 
     @property
-    def inputs_by_day(self) -> Mapping[str, Reads | Published]:
+    def inputs_by_day(self) -> Mapping[str, Reads | PublishedDays]:
         """Its inputs with days, by parameter."""
         return {**self.reads, **self.published}
 
@@ -243,7 +247,7 @@ class Derived(Table):
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """What a diff of tables compares: `conserves` checks as equations between two tables.
+        """What a diff of tables compares: `conserves_total` checks as equations between two tables.
 
         Each side is of the same day. Only rows and totals that the commits of the input record;
         none for a table that carries state, as its day also holds rows of earlier days.
@@ -340,7 +344,7 @@ class Corrections(Table):
         ]
 
 
-def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> Current:
+def current_table(of: Derived, *, name: str | None = None, doc: str | None = None) -> Current:
     """Declare the table that another would be with everything that is known now, however late.
 
     Args:
@@ -394,7 +398,7 @@ def _staged_source(name: str, reads: list[Reads]) -> Source:
     )
 
 
-def corrections(
+def corrections_table(
     of: Derived, current: Current, *, name: str | None = None, doc: str | None = None
 ) -> Corrections:
     """Declare the difference between facts and what is known now: current less facts.
@@ -403,7 +407,7 @@ def corrections(
 
     Args:
         of: the facts.
-        current: the result of `current` for these facts.
+        current: the result of `current_table` for these facts.
         name: of the new table; that of the facts and `_corrections`, if not given.
         doc: the meaning of a row.
 

@@ -7,7 +7,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
+from backfill_assets.tables.columns import NullBounds, nullable_bounds, nullable_column
 
 #: A column of a model: its type, and its `Field`.
 TypeAndField = tuple[Any, Any]
@@ -139,16 +139,16 @@ class ArrivalLateness(pa.DataFrameModel):
     rejected_lines: T.LongType = Field(
         ge=0, description="Lines of this arrival day that could not be read."
     )
-    delay_days_p50: T.LongType = nullable(
+    delay_days_p50: T.LongType = nullable_column(
         1.0, 1.0, "Median of how late the late lines are, in days."
     )
-    delay_days_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in days.")
-    delay_days_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in days.")
-    delay_minutes_p50: T.LongType = nullable(
+    delay_days_p95: T.LongType = nullable_column(1.0, 1.0, "95th percentile of it, in days.")
+    delay_days_max: T.LongType = nullable_column(1.0, 1.0, "Longest of it, in days.")
+    delay_minutes_p50: T.LongType = nullable_column(
         1.0, 1.0, "Median of version time less event time of the late lines, in minutes."
     )
-    delay_minutes_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in minutes.")
-    delay_minutes_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in minutes.")
+    delay_minutes_p95: T.LongType = nullable_column(1.0, 1.0, "95th percentile of it, in minutes.")
+    delay_minutes_max: T.LongType = nullable_column(1.0, 1.0, "Longest of it, in minutes.")
     delays: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
         description="Days between event and log day that occur among the lines, ascending."
     )

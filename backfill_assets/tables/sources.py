@@ -140,7 +140,7 @@ class Source:
     Attributes:
         name: of the landing folder; the names of the tables end in it.
         lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
-            A field that may be null is declared by `nullable`; a line without another one is
+            A field that may be null is declared by `nullable_column`; a line without another one is
             rejected. Nested values are stored as JSON text in a string field.
         key: the fields that identify the thing of which a line is a version.
         event_time: the timestamp field with the event time; its day in the business time zone is

@@ -27,25 +27,30 @@ from backfill_assets.tables.derived import (
     SELF,
     Conserved,
     Derived,
-    Published,
+    PublishedDays,
     Reads,
     Transform,
 )
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table
-from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
+from backfill_assets.tables.unpartitioned import (
+    Lookup,
+    LookupAnswers,
+    UnpartitionedInput,
+    UnpartitionedTable,
+)
 
 #: The annotations that a parameter may have.
-_ANNOTATIONS = (Reads, Unpartitioned, Published, Answers)
+_ANNOTATIONS = (Reads, UnpartitionedTable, PublishedDays, LookupAnswers)
 
 
 class FunctionInputs(NamedTuple):
     """The inputs of a function by parameter, grouped by kind."""
 
     reads: dict[str, Reads]
-    unpartitioned: dict[str, Unpartitioned]
-    published: dict[str, Published]
-    answers: dict[str, Answers]
+    unpartitioned: dict[str, UnpartitionedTable]
+    published: dict[str, PublishedDays]
+    answers: dict[str, LookupAnswers]
 
     @property
     def request_modules(self) -> list[str]:
@@ -74,9 +79,9 @@ def inputs_of(function: Transform) -> FunctionInputs:
         arguments.check_arguments(f"{function.__name__}: {parameter}", _input_arguments(inputs[0]))
         if isinstance(inputs[0], Reads):
             reads[parameter] = inputs[0]
-        elif isinstance(inputs[0], Published):
+        elif isinstance(inputs[0], PublishedDays):
             published[parameter] = inputs[0]
-        elif isinstance(inputs[0], Answers):
+        elif isinstance(inputs[0], LookupAnswers):
             answers[parameter] = inputs[0]
         else:
             unpartitioned[parameter] = inputs[0]
@@ -99,9 +104,9 @@ def inputs_of(function: Transform) -> FunctionInputs:
 
 def _input_arguments(annotation: Any) -> list[arguments.Argument]:
     """Return the arguments of a parameter's annotation, with the types that they must have."""
-    if isinstance(annotation, Unpartitioned):
+    if isinstance(annotation, UnpartitionedTable):
         return [arguments.Argument("the name", annotation.name, arguments.is_text, "a name")]
-    if isinstance(annotation, Answers):
+    if isinstance(annotation, LookupAnswers):
         return [
             arguments.Argument(
                 "lookup", annotation.lookup, lambda value: isinstance(value, Lookup), "a Lookup"
@@ -122,8 +127,8 @@ def _input_arguments(annotation: Any) -> list[arguments.Argument]:
             "the reach",
             annotation.reach,
             lambda value: isinstance(value, Reach),
-            "SAME_DAY, last_days(7), following_days(7), between(-7, 30), PREVIOUS_DAY, WEEK, "
-            "week(starts='sunday'), MONTH or previous(3, MONTH)",
+            "SAME_DAY, last_days(7), following_days(7), days_between(-7, 30), PREVIOUS_DAY, WEEK, "
+            "week_starting('sunday'), MONTH or previous_partitions(3, MONTH)",
         ),
         arguments.Argument(
             "as_known", getattr(annotation, "as_known", False), arguments.is_bool, "True or False"
@@ -152,7 +157,9 @@ def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
             )
 
 
-def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, Published]) -> None:
+def _check_days(
+    name: str, reads: Mapping[str, Reads], published: Mapping[str, PublishedDays]
+) -> None:
     """Raise if a parameter asks for days that its table cannot provide."""
     for parameter, read in reads.items():
         log = isinstance(read.table, SourceTable) and read.table.role is Role.LOG
@@ -221,7 +228,7 @@ def table(
             partition="run_date",
             key=["customer_id"],
             totals=["spend"],
-            checks=[conserves("orders", "amount", "spend")],
+            checks=[conserves_total("orders", "amount", "spend")],
         )
         def customer_spend_7d(
             orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
@@ -232,8 +239,9 @@ def table(
 
     The function gets all rows that decide the days to compute. Their column `for_day` is the day of
     the table for which a row counts. The function returns the rows of these days. It reads no
-    clock and no table. An `Unpartitioned` parameter holds all rows of its table, a `Published` one
-    the days that are published, and an `Answers` one the answers of a service.
+    clock and no table. An `UnpartitionedTable` parameter holds all rows of its table, a
+    `PublishedDays` one the days that are published, and a `LookupAnswers` one the answers of a
+    service.
 
     Args:
         model: the columns. The frame that the function returns has these, and no others.
@@ -253,8 +261,8 @@ def table(
         merge: whether a run may merge its rows into the days instead of replacing them.
         schema_version: the version of the model's columns; `backfill-assets migrate` changes a
             table that has an older one.
-        checks: totals that must be conserved between the inputs and a day (`conserves`), and rows
-            that must not be in a day (`forbids`).
+        checks: totals that must be conserved between the inputs and a day (`conserves_total`), and
+            rows that must not be in a day (`forbids_rows`).
         group: the asset group in the UI.
         frozen: whether a check reports that a final day was changed other than by a person.
         lineage: for the UI, by column of the table, the (table, column) pairs it is built from.
@@ -375,7 +383,7 @@ def _table_arguments(
             "checks",
             checks,
             arguments.sequence_of(is_check),
-            "a list of conserves(...) and forbids(...)",
+            "a list of conserves_total(...) and forbids_rows(...)",
         ),
         arguments.Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
         arguments.Argument("frozen", frozen, arguments.is_bool, "True or False"),
@@ -535,6 +543,7 @@ def _check_grain(derived: Derived) -> None:
             raise arguments.DeclarationError(
                 f"{derived.name}: it is a table by {unit}, and {parameter} does not hold the rows "
                 f"of a {unit}; a table by week or month reads tables by day with Reads(TABLE, "
-                f"{reach}), and tables by the same week or month with Reads(TABLE) or previous(3, "
-                f"{reach}). A table by day reads tables by day, and no month is made of weeks"
+                f"{reach}), and tables by the same week or month with Reads(TABLE) or "
+                f"previous_partitions(3, {reach}). A table by day reads tables by day, and no "
+                "month is made of weeks"
             )

@@ -278,7 +278,7 @@ def _wrong_options(schema: Any, columns: Mapping[str, Any]) -> Iterator[str]:
     for check in schema.checks:
         yield (
             f"the model has the check {check.name or check} of a frame, which no run would look "
-            "at: write it as one of rules={...}, or as forbids(...)"
+            "at: write it as one of rules={...}, or as forbids_rows(...)"
         )
     if schema.coerce:
         yield "Config has coerce, and no value is cast: cast it in the function, and leave that out"

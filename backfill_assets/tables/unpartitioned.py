@@ -36,7 +36,7 @@ class UnpartitionedInput(Protocol):
 
 
 @dataclass(frozen=True)
-class Unpartitioned:
+class UnpartitionedTable:
     """A Delta table that has no days; the annotation of a parameter that holds all of its rows.
 
     Every day is built from the version that is current when it is computed. A change of its rows
@@ -280,7 +280,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Answers:
+class LookupAnswers:
     """The answers of a lookup; the annotation of a parameter.
 
     The parameter holds, with the column `for_day`, the requests of each day with their answers,

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window, WindowSpec
 
-from backfill_assets.tables.columns import Forbidden, Rule, forbids
+from backfill_assets.tables.columns import Forbidden, Rule, forbids_rows
 from backfill_assets.tables.derived import FOR_DAY
 
 #: Temporary columns; no column of a table has such a name.
@@ -106,7 +106,7 @@ def _check_key(rows: DataFrame, other: DataFrame, keys: Sequence[str]) -> None:
 _VERSIONS, _VERSION = "_versions", "_version"
 
 
-def as_of(
+def as_of_join(
     rows: DataFrame,
     versions: DataFrame,
     *,
@@ -179,10 +179,10 @@ def _check_columns(
         ("the versions", versions, {*keys, *moments}),
     ):
         if missing := sorted(names - {*frame.columns}):
-            raise ValueError(f"as_of: {frame_name} have no column {', '.join(missing)}")
+            raise ValueError(f"as_of_join: {frame_name} have no column {', '.join(missing)}")
     if both := sorted({*rows.columns} & {*versions.columns} - {*keys}):
         raise ValueError(
-            f"as_of: rows and versions both have {', '.join(both)}: rename or drop one of them"
+            f"as_of_join: rows and versions both have {', '.join(both)}: rename or drop one of them"
         )
 
 
@@ -191,7 +191,7 @@ _FIRST, _LATEST, _NEXT, _CURRENT = "_first", "_of", "_next", "_current"
 
 
 @dataclass(frozen=True)
-class History:
+class VersionHistory:
     """The declaration of a history: `rules` are for its model, `checks` for its table.
 
     Besides the columns that are named here, the table has `valid_from` (start of the version),
@@ -236,9 +236,11 @@ class History:
     def checks(self) -> list[Forbidden]:
         """The conditions between the rows of a day, for `checks` of `table`."""
         return [
-            forbids("overlap", self.overlaps, f"No two versions of one {self.key} overlap."),
-            forbids("gap", self.gaps, f"Between two versions of one {self.key} there is no gap."),
-            forbids(
+            forbids_rows("overlap", self.overlaps, f"No two versions of one {self.key} overlap."),
+            forbids_rows(
+                "gap", self.gaps, f"Between two versions of one {self.key} there is no gap."
+            ),
+            forbids_rows(
                 "one_current", self.without_one_current, f"Each {self.key} has one current version."
             ),
         ]

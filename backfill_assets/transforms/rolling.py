@@ -16,7 +16,7 @@ from backfill_assets.tables.derived import FIRST_FOR_DAY, FOR_DAY, LAST_FOR_DAY
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialAggregate:
     """An aggregate that is combined from partials; made by `sum`, `count` and the others.
 
     Attributes:
@@ -75,7 +75,12 @@ def repeat_for_each_day(rows: DataFrame) -> DataFrame:
 
 
 def combine_days(
-    rows: DataFrame, by: str | Sequence[str], /, *, keep: Sequence[str] = (), **partials: Partial
+    rows: DataFrame,
+    by: str | Sequence[str],
+    /,
+    *,
+    keep: Sequence[str] = (),
+    **partials: PartialAggregate,
 ) -> DataFrame:
     """Aggregate the rows of a parameter with `each_row_once` by key, for each day.
 

@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, conserves, table
+from backfill_assets import Lookup, LookupAnswers, Quota, Reads, conserves_total, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets_guide.drills.places import RATES_URL
 
 
@@ -53,11 +54,11 @@ def rates_needed(orders: DataFrame) -> DataFrame:
     partition="run_date",
     key=["currency"],
     totals=["orders", "revenue"],
-    checks=[conserves("orders", None, "orders")],
+    checks=[conserves_total("orders", None, "orders")],
 )
 def fact_daily_euros(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+    rates: Annotated[DataFrame, LookupAnswers(RATES, of=rates_needed)],
 ) -> DataFrame:
     """Orders and revenue of each day, in euros."""
     return (

@@ -11,17 +11,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import (
-    FACT,
     MONTH,
-    ORDERS,
     Reads,
-    between,
-    conserves,
-    nullable,
-    previous,
+    conserves_total,
+    days_between,
+    nullable_column,
+    previous_partitions,
     table,
-    week,
+    week_starting,
 )
+from backfill_assets.orders.tables import FACT, ORDERS
 
 
 class MonthlyRevenue(pa.DataFrameModel):
@@ -37,7 +36,7 @@ class MonthlyRevenue(pa.DataFrameModel):
     partition="month",
     key=[],
     totals=["orders", "revenue"],
-    checks=[conserves("orders", column, column) for column in ("orders", "revenue")],
+    checks=[conserves_total("orders", column, column) for column in ("orders", "revenue")],
     group="growth",
 )
 def revenue_monthly(orders: Annotated[DataFrame, Reads(FACT, MONTH)]) -> DataFrame:
@@ -52,7 +51,7 @@ class RevenueGrowth(pa.DataFrameModel):
 
     month: T.DateType = Field(description="The first day of the month.")
     revenue: T.DecimalType(28, 2) = Field(description="Revenue of the month.")  # type: ignore[valid-type]
-    growth: T.DecimalType(18, 4) = nullable(  # type: ignore[valid-type]
+    growth: T.DecimalType(18, 4) = nullable_column(  # type: ignore[valid-type]
         1.0, 1.0, "Share of the month before; null without revenue in that."
     )
     mean_3m: T.DecimalType(28, 2) = Field(description="Mean of three months, or of those there.")  # type: ignore[valid-type]
@@ -60,7 +59,7 @@ class RevenueGrowth(pa.DataFrameModel):
 
 @table(RevenueGrowth, partition="month", key=[], totals=["revenue"], group="growth")
 def revenue_growth(
-    months: Annotated[DataFrame, Reads(revenue_monthly, previous(2, MONTH))],
+    months: Annotated[DataFrame, Reads(revenue_monthly, previous_partitions(2, MONTH))],
 ) -> DataFrame:
     """Growth over the month before, and the mean of three months."""
 
@@ -89,11 +88,11 @@ class ActiveCustomers(pa.DataFrameModel):
     partition="week",
     key=[],
     totals=["customers", "orders"],
-    checks=[conserves("orders", "orders", "orders")],
+    checks=[conserves_total("orders", "orders", "orders")],
     group="growth",
 )
 def active_customers_weekly(
-    orders: Annotated[DataFrame, Reads(FACT, week(starts="sunday"))],
+    orders: Annotated[DataFrame, Reads(FACT, week_starting("sunday"))],
 ) -> DataFrame:
     """Customers with an order, by week."""
     return orders.groupBy(F.col("for_day").alias("week")).agg(
@@ -118,7 +117,9 @@ class ReturningCustomers(pa.DataFrameModel):
     totals=["customers", "known", "came_back"],
     group="growth",
 )
-def returning_customers(orders: Annotated[DataFrame, Reads(FACT, between(-7, 30))]) -> DataFrame:
+def returning_customers(
+    orders: Annotated[DataFrame, Reads(FACT, days_between(-7, 30))],
+) -> DataFrame:
     """By day, its customers and those of the days around it."""
     around = (
         orders.where("customer_id <> 'unknown'")

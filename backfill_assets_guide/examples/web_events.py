@@ -10,19 +10,27 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, Source, conserves, json_text, last_days, nullable, table
+from backfill_assets import (
+    Reads,
+    Source,
+    conserves_total,
+    json_column,
+    last_days,
+    nullable_column,
+    table,
+)
 
 
 class Visit(pa.DataFrameModel):
     """A version of a visit, as a line of the landing has it."""
 
     visit_id: T.StringType = Field(description="Names the visit.")
-    user_id: T.StringType = nullable(0.9, 1.0, "Who visited; null if nobody was logged in.")
+    user_id: T.StringType = nullable_column(0.9, 1.0, "Who visited; null if nobody was logged in.")
     began_at: T.TimestampType = Field(description="When the visit began (UTC).")
     page: T.StringType = Field(description="The first page.")
     clicks: T.LongType = Field(ge=0, description="Clicks so far.")
     logged_in: T.BooleanType = Field(description="Whether the user was logged in.")
-    properties: T.StringType = json_text("What else the browser says, as JSON.", optional=True)
+    properties: T.StringType = json_column("What else the browser says, as JSON.", optional=True)
     sent_at: T.TimestampType = Field(description="When the browser sent this version (UTC).")
 
 
@@ -50,7 +58,10 @@ class ActiveUsers(pa.DataFrameModel):
     partition="run_date",
     key=["run_date"],
     totals=["visits", "clicks"],
-    checks=[conserves("visits", None, "visits"), conserves("visits", "clicks", "clicks")],
+    checks=[
+        conserves_total("visits", None, "visits"),
+        conserves_total("visits", "clicks", "clicks"),
+    ],
     group="users",
 )
 def active_users_7d(visits: Annotated[DataFrame, Reads(VISITS.staged, last_days(7))]) -> DataFrame:

@@ -17,7 +17,7 @@ from backfill_assets.delta.migrate import migrate_table, read_migration
 from backfill_assets.delta.table_schema import COLUMN_GAPS
 from backfill_assets.publish.io_manager import publishes, tables_of_assets
 from backfill_assets.spark.filesystems import folder_filesystem
-from backfill_assets.tables.columns import added
+from backfill_assets.tables.columns import added_column
 from backfill_assets_guide.labs.lab import Lab, Sales
 
 #: A week of each of three years.
@@ -29,7 +29,7 @@ _SHOPS = 3
 class SalesByChannel(Sales):
     """The same, with the channel."""
 
-    channel: T.StringType = added("shop", _SINCE, "Where it was sold.")
+    channel: T.StringType = added_column("shop", _SINCE, "Where it was sold.")
 
 
 def column_lab(lab: Lab) -> None:
@@ -40,7 +40,7 @@ def column_lab(lab: Lab) -> None:
         "none did."
     )
     _show_careless_ways(lab)
-    lab.say('Here the model gets the column: `added("shop", date(2023, 1, 4), ...)`.')
+    lab.say('Here the model gets the column: `added_column("shop", date(2023, 1, 4), ...)`.')
     pipeline = lab.create_pipeline(start=_WEEKS[0].start, end=_WEEKS[-1].end)
     url = pipeline.settings.table("daily_sales")
     lab.step("The three weeks, by the code of before.")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pyspark.sql import DataFrame
 
-from backfill_assets import ORDERS, STAGED, Reads, last_days, table
+from backfill_assets import Reads, last_days, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets_guide.labs.exercise_before import WeekFeatures, draw_fifth, sum_week
 
 

@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Reads, last_days, table
+from backfill_assets import Reads, last_days, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 
 #: Of the sample for training. Another seed draws other customers.
 SEED = 7

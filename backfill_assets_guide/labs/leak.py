@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pyspark.sql import functions as F
 
-from backfill_assets.transforms.point_in_time import as_of
+from backfill_assets.transforms.point_in_time import as_of_join
 from backfill_assets_guide.labs.lab import Lab
 
 
@@ -38,7 +38,7 @@ def leak_lab(lab: Lab) -> None:
         ("As of the order, of what was known then.", F.col("ordered")),
     ):
         lab.step(text)
-        joined = as_of(
+        joined = as_of_join(
             orders,
             versions,
             key="customer",

@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, table
+from backfill_assets import Lookup, LookupAnswers, Quota, Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 
 
 class Place(pa.DataFrameModel):
@@ -46,7 +47,7 @@ def places_needed(orders: DataFrame) -> DataFrame:
 @table(OrderPlace, partition="run_date", key=["order_id"])
 def order_places(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    places: Annotated[DataFrame, Answers(PLACES, of=places_needed)],
+    places: Annotated[DataFrame, LookupAnswers(PLACES, of=places_needed)],
 ) -> DataFrame:
     """The orders with their places."""
     return orders.join(places, ["for_day", "customer_id"]).select(

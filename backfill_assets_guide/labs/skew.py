@@ -9,7 +9,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.transforms.point_in_time import as_of
+from backfill_assets.transforms.point_in_time import as_of_join
 from backfill_assets_guide.labs.lab import Lab
 
 _ROWS, _FILES, _TASKS, _CUSTOMERS, _VERSIONS = 40_000, 8, 8, 1000, 4
@@ -54,15 +54,15 @@ def skew_lab(lab: Lab) -> None:
     )
     _show_tasks(lab, _join_newest, _ADAPTIVE)
     lab.step(
-        "A join with the address that held then, `as_of`, with adaptive execution as well. Spark "
-        "does not split it, as it gathers the versions of a customer before it joins."
+        "A join with the address that held then, `as_of_join`, with adaptive execution as well. "
+        "Spark does not split it, as it gathers the versions of a customer before it joins."
     )
     _show_tasks(lab, _join_as_of, _ADAPTIVE)
     lab.step("Nulls isolated: orders of no customer are not joined, but added afterwards.")
     _show_tasks(lab, _isolate_nulls, _PLAIN)
     lab.step(
-        "Salted, `as_of(..., hot=0.05)`: orders of a hot customer, and of none, get a number below "
-        "16, and the versions of a hot customer are there once for each number."
+        "Salted, `as_of_join(..., hot=0.05)`: orders of a hot customer, and of none, get a number "
+        "below 16, and the versions of a hot customer are there once for each number."
     )
     _show_tasks(lab, partial(_join_as_of, hot=0.05), _PLAIN)
     lab.lesson(
@@ -80,7 +80,7 @@ def _join_newest(orders: DataFrame, versions: DataFrame) -> DataFrame:
 
 def _join_as_of(orders: DataFrame, versions: DataFrame, hot: float | None = None) -> DataFrame:
     moments = {"at": "ordered", "valid_from": "since", "known": "since", "cutoff": "ordered"}
-    return as_of(orders, versions, key="customer", **moments, hot=hot)
+    return as_of_join(orders, versions, key="customer", **moments, hot=hot)
 
 
 def _isolate_nulls(orders: DataFrame, versions: DataFrame) -> DataFrame:

@@ -8,7 +8,8 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Reads, table
+from backfill_assets import Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets_guide.labs.swap_before import Revenue
 
 

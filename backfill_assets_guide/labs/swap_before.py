@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Reads, table
+from backfill_assets import Reads, table
+from backfill_assets.orders.tables import ORDERS, STAGED
 
 
 class Revenue(pa.DataFrameModel):

@@ -85,10 +85,10 @@ def add_nights(table: Path, partition: str, nights: list[date], offsets: dict[st
             "audit": {text: audit | {"digest": f"{n}-{n:x}-{n:x}"}},
             "days": [text],
         }
-        if "landing" in metadata["said"]:
-            (landing,) = metadata["said"]["landing"].values()
+        if "landing" in metadata["details"]:
+            (landing,) = metadata["details"]["landing"].values()
             about = ("event_days", "current_days", "log_days", "settled")
-            night_metadata["said"] = {
+            night_metadata["details"] = {
                 "landing": {text: landing},
                 **{name: [text] for name in about},
                 "spans": {text: [text]},

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets import as_of, spread_join
+from backfill_assets import as_of_join, spread_join
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import list_stages, time_work
 from backfill_assets_tests.benchmarks.results import print_result
@@ -77,8 +77,8 @@ def measure_skew(engine: Engine, root: Path, rows: int) -> None:
         even,
         skew,
         "as_of",
-        lambda rows: as_of(rows, versions, key="customer_id", **_ON),
-        lambda rows: as_of(rows, versions, key="customer_id", hot=0.05, **_ON),
+        lambda rows: as_of_join(rows, versions, key="customer_id", **_ON),
+        lambda rows: as_of_join(rows, versions, key="customer_id", hot=0.05, **_ON),
     )
 
 

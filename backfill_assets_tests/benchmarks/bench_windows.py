@@ -12,17 +12,9 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import (
-    ORDERS,
-    STAGED,
-    Partial,
-    Reads,
-    combine_days,
-    conserves,
-    last_days,
-    table,
-)
+from backfill_assets import PartialAggregate, Reads, combine_days, conserves_total, last_days, table
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE
 from backfill_assets_tests.benchmarks.bench_jobs import (
@@ -44,7 +36,7 @@ class Spend(pa.DataFrameModel):
     newest: T.TimestampType = Field(description="Time of the newest order.")
 
 
-CHECKS = [conserves("orders", None, "orders"), conserves("orders", "amount", "spend")]
+CHECKS = [conserves_total("orders", None, "orders"), conserves_total("orders", "amount", "spend")]
 
 
 def _with_customer(orders: DataFrame) -> DataFrame:
@@ -55,9 +47,9 @@ def _combine(orders: DataFrame) -> DataFrame:
     return combine_days(
         _with_customer(orders),
         "customer_id",
-        orders=Partial.count(),
-        spend=Partial.sum("amount"),
-        newest=Partial.max("order_ts"),
+        orders=PartialAggregate.count(),
+        spend=PartialAggregate.sum("amount"),
+        newest=PartialAggregate.max("order_ts"),
     ).select(
         F.col("for_day").alias("run_date"),
         "customer_id",

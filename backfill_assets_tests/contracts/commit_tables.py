@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 
-from backfill_assets import ORDERS, table
+from backfill_assets import table
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets_tests import (
     migrating_tables,
     migrating_tables_after,

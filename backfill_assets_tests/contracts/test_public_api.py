@@ -2,20 +2,71 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
+
+import pytest
 
 import backfill_assets
 from backfill_assets.calendar.reach import Reach
 from backfill_assets_tests.contracts.snapshot_files import TextFile
+from backfill_assets_tests.helpers.paths import PROJECT
 
 
 def test_public_api(snapshot):
     lines = [line for name in backfill_assets.__all__ for line in describe_name(name)]
     assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
+
+
+def test_an_exported_name_is_known_to_type_checkers_and_on_the_page():
+    modules = {
+        name: f"backfill_assets.{module}" for name, module in backfill_assets._MODULES.items()
+    }
+    assert [*modules] == backfill_assets.__all__
+    assert dict(names_for_type_checkers()) == modules
+    sections = (PROJECT / "docs" / "api.md").read_text().split("\n## ")
+    for name, module in modules.items():
+        section = next((text for text in sections if f"\n::: {module}\n" in text), "")
+        assert re.search(rf"^Import .*`{name}`.* from `backfill_assets`", section, re.M), name
+        members = re.search(r"members: \[(.*)\]", section)
+        assert members is None or name in members[1].split(", "), name
+
+
+def names_for_type_checkers() -> Iterator[tuple[str, str]]:
+    """By name that is imported under `TYPE_CHECKING`, its module."""
+    tree = ast.parse(inspect.getsource(backfill_assets))
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for imported in node.body:
+                assert isinstance(imported, ast.ImportFrom)
+                yield from ((alias.name, str(imported.module)) for alias in imported.names)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nullable", "backfill_assets has no nullable: it is nullable_column now"),
+        ("week", "it is week_starting now, as week_starting('sunday')"),
+        ("STAGED", "import it from backfill_assets.orders.tables"),
+    ],
+)
+def test_a_name_of_before_says_what_to_import(name, text):
+    with pytest.raises(ImportError, match=re.escape(text)):
+        exec(f"from backfill_assets import {name}")
+
+
+def test_what_names_of_before_say_can_be_imported():
+    for name, text in backfill_assets._RENAMED.items():
+        assert name not in backfill_assets.__all__
+        words = [word.strip(",") for word in text.split()]
+        instead = words[2] if words[0] == "it" else name
+        module = words[-1] if words[0] == "import" else "backfill_assets"
+        assert hasattr(import_module(module), instead), text
 
 
 def describe_name(name: str) -> Iterator[str]:

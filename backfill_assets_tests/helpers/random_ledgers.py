@@ -166,14 +166,14 @@ class RandomLedgers(InventedRuns):
             revoked=gone,
             launched_by="person",
             undoes="backfill",
-            **{"on hold": held},
+            on_hold=held,
         )
 
     def _hold(self) -> None:
         name = self._name()
         days = self.choose(self.ledgers[name].latest, 0.3)
         if days:
-            held = {"on hold": self._digests(name, days)}
+            held = {"on_hold": self._digests(name, days)}
             table = self.deployment.tables[name]
             self._commit(table, days, kind=CANARY, launched_by="person", **held)
 

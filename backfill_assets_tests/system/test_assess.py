@@ -67,7 +67,7 @@ def latest_reason(pipeline: Pipeline, name: str, partition_day: date) -> str | N
     """What Dagster's latest materialization of a day says."""
     records_filter = dg.AssetRecordsFilter(dg.AssetKey(name), asset_partitions=[str(partition_day)])
     (materialization,) = pipeline.instance.fetch_materializations(records_filter, limit=1).records
-    reason = materialization.asset_materialization.metadata.get("computed because")
+    reason = materialization.asset_materialization.metadata.get("reason")
     return reason and reason.value
 
 

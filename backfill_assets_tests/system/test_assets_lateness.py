@@ -270,8 +270,8 @@ def test_assets_from_landing_to_page(pipeline):
     assert [rows[day(n)]["rejected_lines"] for n in range(1, 5)] == [1, 1, 1, 1]
     by_day = {e.partition: e.metadata for e in asset_events(pipeline, LATENESS.name)}
     assert sorted(by_day) == [str(day(n)) for n in range(1, 5)]
-    assert by_day[str(day(4))]["late share"] == dg.FloatMetadataValue(0.5)
-    assert by_day[str(day(4))]["delay days p95"] == dg.IntMetadataValue(3)
+    assert by_day[str(day(4))]["late_share"] == dg.FloatMetadataValue(0.5)
+    assert by_day[str(day(4))]["delay_days_p95"] == dg.IntMetadataValue(3)
     assert "superseded_lines may be too low: 1 of the 7" in by_day[str(day(4))]["warnings"].value
 
     pages = asset_events(pipeline, ORDER_LINES.page)
@@ -280,13 +280,13 @@ def test_assets_from_landing_to_page(pipeline):
     folder = pipeline.warehouse / ORDER_LINES.page
     assert [path.name for path in folder.iterdir()] == ["index.html"]
     assert metadata["path"] == str(folder / "index.html")
-    assert (metadata["days"], metadata["lines"], metadata["late share"]) == (4, 8, 3 / 8)
-    assert (metadata["event days compared"], metadata["smallest W that catches 99 %"]) == (
+    assert (metadata["days"], metadata["lines"], metadata["late_share"]) == (4, 8, 3 / 8)
+    assert (metadata["compared_event_days"], metadata["window_days_for_99_percent_of_lines"]) == (
         0,
         "not known yet",
     )
     version = pipeline.log(LATENESS.name).version()
-    assert metadata[f"delta version {LATENESS.name}"] == version
+    assert metadata[f"delta_version_{LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
     ui_url = pipeline.settings.ui_url

@@ -141,7 +141,7 @@ def test_the_job_takes_bounds(after, spark):
     assert build_defs(after.settings).resolve_asset_graph().get(key).is_external
     assert numbers["target"].value == "v2"
     assert len(plotted) == 3
-    assert numbers["changed days"].value == numbers["days"].value == 6
-    assert numbers["largest PSI"].value > 0.25
+    assert numbers["changed_days"].value == numbers["days"].value == 6
+    assert numbers["largest_psi"].value > 0.25
     assert not after.instance.fetch_observations(dg.AssetKey(SCORES), limit=9).records
     run_switch_over(after)

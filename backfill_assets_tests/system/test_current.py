@@ -12,17 +12,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets import (
-    FACT,
-    RAW,
-    REJECTED,
-    STAGED,
-    Reads,
-    corrections,
-    current,
-    last_days,
-    table,
-)
+from backfill_assets import Reads, corrections_table, current_table, last_days, table
 from backfill_assets.assets import derived
 from backfill_assets.assets.derived import correction_expectations, correction_rows
 from backfill_assets.backfills.verify import VerifyOutcome
@@ -30,7 +20,15 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, DailyOrders
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    RAW,
+    REJECTED,
+    STAGED,
+    DailyOrders,
+)
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
@@ -139,7 +137,7 @@ def losing(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return SPEND(orders.where("customer_id IS NOT NULL"))
 
 
-LOSING = [*my_known.ORDERS, losing, current(losing)]
+LOSING = [*my_known.ORDERS, losing, current_table(losing)]
 
 
 class Sums(pa.DataFrameModel):
@@ -155,7 +153,7 @@ def sums(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
 
 def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
     facts_table = table(Sums, partition="at", key=[], totals=["few", "money"])(sums)
-    more = corrections(facts_table, current(facts_table))
+    more = corrections_table(facts_table, current_table(facts_table))
     shape = "at DATE, few INT, money DECIMAL(10,2)"
 
     def make_frame(*rows: tuple[int, int, str]) -> DataFrame:
@@ -272,7 +270,7 @@ def of_two(
 @pytest.mark.parametrize("function", [of_days, of_facts, of_the_log, of_two])
 def test_only_a_table_made_of_staging_of_the_same_day_has_a_current(function):
     with pytest.raises(DeclarationError, match=f"^{function.__name__}_current: only a table whose"):
-        current(
+        current_table(
             table(
                 DailyOrders,
                 **FACT_OPTIONS,
@@ -288,7 +286,7 @@ class Totalless(pa.DataFrameModel):
 
 def test_corrections_need_totals_and_the_current_of_their_facts():
     with pytest.raises(DeclarationError, match=r"^x: daily_spend_current is not the current of"):
-        corrections(FACT, NOW, name="x")
+        corrections_table(FACT, NOW, name="x")
     bare = table(Totalless, partition="at", key=[])(sums)
     with pytest.raises(DeclarationError, match="sums_corrections: sums has no totals to correct"):
-        corrections(bare, current(bare))
+        corrections_table(bare, current_table(bare))

@@ -8,8 +8,8 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from backfill_assets import ORDERS, RAW, STAGED
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.orders.tables import ORDERS, RAW, STAGED
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets_guide.examples.customers.dimension import dim_customers
 from backfill_assets_guide.examples.customers.orders import (

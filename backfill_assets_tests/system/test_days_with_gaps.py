@@ -13,13 +13,13 @@ import pytest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.test_utils import instance_for_test
 
-from backfill_assets import CURRENT, FACT, RAW, STAGED
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.calendar.partitions import DAYS_TAG, DaySet, Window
 from backfill_assets.cli import main, runs
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.pipeline import (

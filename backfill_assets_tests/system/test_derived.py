@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 from pyspark.sql import DataFrame
 
-from backfill_assets import FACT, ORDERS, STAGED, Reads, Unpartitioned, conserves, last_days, table
+from backfill_assets import Reads, UnpartitionedTable, conserves_total, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
@@ -18,7 +18,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.orders.tables import RAW, REJECTED
+from backfill_assets.orders.tables import FACT, ORDERS, RAW, REJECTED, STAGED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
@@ -152,7 +152,7 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
     partition="run_date",
     key=["customer_id"],
     totals=["orders", "spend"],
-    checks=[conserves("orders", "amount", "spend")],
+    checks=[conserves_total("orders", "amount", "spend")],
 )
 def losing(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame:
     return SPEND(orders.where("customer_id IS NOT NULL"))
@@ -194,12 +194,12 @@ def twice(
 def fine(orders: Annotated[DataFrame, Reads(FACT)]): ...
 
 
-def without_days(customers: Annotated[DataFrame, Unpartitioned("customers")]): ...
+def without_days(customers: Annotated[DataFrame, UnpartitionedTable("customers")]): ...
 
 
 def both(
     orders: Annotated[DataFrame, Reads(FACT)],
-    all_orders: Annotated[DataFrame, Unpartitioned("fact_daily_orders")],
+    all_orders: Annotated[DataFrame, UnpartitionedTable("fact_daily_orders")],
 ): ...
 
 
@@ -210,9 +210,9 @@ def both(
         (twice, [], "each table once"),
         (both, [], "each table once"),
         (without_days, [], "needs inputs with days"),
-        (fine, [conserves("order", None, "orders")], "no parameter order"),
-        (fine, [conserves("orders", None, "amount")], "none of the totals"),
-        (fine, [conserves("orders", "amount", "spend")], "has no column amount"),
+        (fine, [conserves_total("order", None, "orders")], "no parameter order"),
+        (fine, [conserves_total("orders", None, "amount")], "none of the totals"),
+        (fine, [conserves_total("orders", "amount", "spend")], "has no column amount"),
     ],
 )
 def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
@@ -248,7 +248,7 @@ TWICE = [RAW, RAW]
 @table(CustomerSpend, partition="run_date", key=["customer_id"], totals=["orders", "spend"])
 def orders_whole(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    log: Annotated[DataFrame, Unpartitioned("raw_orders")],
+    log: Annotated[DataFrame, UnpartitionedTable("raw_orders")],
 ) -> DataFrame: ...
 
 

@@ -18,7 +18,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, conserves, table
+from backfill_assets import Lookup, LookupAnswers, Quota, Reads, conserves_total, table
 from backfill_assets.backfills.backfill_plan import DayOutcome, plan_facts
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
@@ -27,10 +27,11 @@ from backfill_assets.cli import main
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.lookups import batch
 from backfill_assets.lookups.batch import forget_answers
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.derived import current
+from backfill_assets.tables.derived import current_table
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.examples.customers import enrichment
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur
@@ -92,11 +93,11 @@ def scores_needed(orders: DataFrame) -> DataFrame:
     partition="run_date",
     key=["order_id"],
     totals=["amount"],
-    checks=[conserves("orders", "amount", "amount")],
+    checks=[conserves_total("orders", "amount", "amount")],
 )
 def order_scores(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    scores: Annotated[DataFrame, Answers(SCORES, of=scores_needed)],
+    scores: Annotated[DataFrame, LookupAnswers(SCORES, of=scores_needed)],
 ) -> DataFrame:
     """The score of each order."""
     named = scores.withColumnRenamed("currency", "order_id")
@@ -382,7 +383,7 @@ def test_the_page_shows_the_module():
 @table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])
 def other_scores(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    scores: Annotated[DataFrame, Answers(replace(SCORES, reserve=0.1), of=scores_needed)],
+    scores: Annotated[DataFrame, LookupAnswers(replace(SCORES, reserve=0.1), of=scores_needed)],
 ) -> DataFrame:
     """With another lookup of a name that there is."""
     return orders.join(scores, "for_day")
@@ -398,21 +399,21 @@ def test_two_lookups_of_a_name_are_refused():
 
 def test_what_is_not_possible_is_refused():
     with pytest.raises(DeclarationError, match="asks a service"):
-        current(fact_orders_eur)
+        current_table(fact_orders_eur)
 
     def lookup_requests(nothing: DataFrame) -> DataFrame:
         return nothing
 
     def function(
         orders: Annotated[DataFrame, Reads(STAGED)],
-        rates: Annotated[DataFrame, Answers(RATES, lookup_requests)],
+        rates: Annotated[DataFrame, LookupAnswers(RATES, lookup_requests)],
     ) -> DataFrame:
         return orders
 
     function.__qualname__ = "function"
     function.__annotations__ = {
         "orders": Annotated[DataFrame, Reads(STAGED)],
-        "rates": Annotated[DataFrame, Answers(RATES, lookup_requests)],
+        "rates": Annotated[DataFrame, LookupAnswers(RATES, lookup_requests)],
     }
     with pytest.raises(DeclarationError, match=r"the requests of rates are made of \['nothing'\]"):
         table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])(function)

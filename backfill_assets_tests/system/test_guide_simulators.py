@@ -549,7 +549,7 @@ def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
     assert skewed["plain"]["hot"] == skewed["plain"]["nulls"] == 1
     assert skewed["plain"]["largest"] >= 24_000
     assert more["plain"]["time"] == skewed["plain"]["time"]
-    # Adaptive execution splits a join by the files, and not `as_of`.
+    # Adaptive execution splits a join by the files, and not `as_of_join`.
     assert skewed["adaptive"]["hot"] == skewed["adaptive"]["nulls"] == 8
     assert skewed["adaptive"]["copies"] > 0
     assert skewed["as_of"] == skewed["plain"]

@@ -16,17 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets import (
-    FACT,
-    MONTH,
-    ORDERS,
-    WEEK,
-    Reads,
-    last_days,
-    previous,
-    table,
-    week,
-)
+from backfill_assets import MONTH, WEEK, Reads, last_days, previous_partitions, table, week_starting
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.backfills import stages
 from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -41,6 +31,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
+from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.snapshot import Snapshot
@@ -65,14 +56,18 @@ def monthly_again(months: Annotated[DataFrame, Reads(monthly)]) -> DataFrame:
 
 
 @table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
-def from_sunday(orders: Annotated[DataFrame, Reads(FACT, week(starts="sunday"))]) -> DataFrame:
+def from_sunday(
+    orders: Annotated[DataFrame, Reads(FACT, week_starting("sunday"))],
+) -> DataFrame:
     """Revenue of a week that begins on Sunday."""
     return summed(orders)
 
 
 @table(Revenue, partition="week", key=[], totals=["orders", "revenue"])
 def three_weeks(
-    weeks: Annotated[DataFrame, Reads(from_sunday, previous(2, week(starts="sunday")))],
+    weeks: Annotated[
+        DataFrame, Reads(from_sunday, previous_partitions(2, week_starting("sunday")))
+    ],
 ) -> DataFrame:
     """Revenue of three weeks."""
     return summed(weeks)
@@ -284,13 +279,13 @@ def test_what_no_month_can_be_made_of_is_refused() -> None:
     ) -> DataFrame:
         return summed(orders)
 
-    def of_days_before(orders: Annotated[DataFrame, Reads(FACT, previous(3, MONTH))]):
+    def of_days_before(orders: Annotated[DataFrame, Reads(FACT, previous_partitions(3, MONTH))]):
         return summed(orders)
 
-    def of_months_before(weeks: Annotated[DataFrame, Reads(weekly, previous(3, MONTH))]):
+    def of_months_before(weeks: Annotated[DataFrame, Reads(weekly, previous_partitions(3, MONTH))]):
         return summed(weeks)
 
-    def of_other_weeks(weeks: Annotated[DataFrame, Reads(weekly, week(starts="sunday"))]):
+    def of_other_weeks(weeks: Annotated[DataFrame, Reads(weekly, week_starting("sunday"))]):
         return summed(weeks)
 
     functions = (of_weeks, of_days, of_both, of_days_before, of_months_before, of_other_weeks)
@@ -300,12 +295,12 @@ def test_what_no_month_can_be_made_of_is_refused() -> None:
             table(Revenue, partition="week", key=[], totals=["orders", "revenue"])(function)
 
 
-@pytest.mark.parametrize("unit", [MONTH, week(starts="sunday")])
+@pytest.mark.parametrize("unit", [MONTH, week_starting("sunday")])
 def test_rows_count_for_the_partitions_after_theirs(spark, unit) -> None:
     partitions = unit.grain.partitions_of(Window(date(2023, 11, 1), date(2024, 4, 1)))
     rows = spark.createDataFrame([(first,) for first in partitions], "d DATE")
     days = Window(date(2023, 1, 1), date(2025, 1, 1))
-    counted = for_days(rows, "d", previous(2, unit), days).collect()
+    counted = for_days(rows, "d", previous_partitions(2, unit), days).collect()
     assert {(row["d"], row["for_day"]) for row in counted} == {
         (first, after)
         for first in partitions

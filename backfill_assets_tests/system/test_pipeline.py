@@ -442,8 +442,8 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
             "outcome",
             "dagster/uri",
             PLOT,
-            "longest task seconds",
-            "median task seconds",
+            "longest_task_seconds",
+            "median_task_seconds",
         }
         return sorted(
             (

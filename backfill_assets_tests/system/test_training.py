@@ -17,7 +17,6 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from deltalake import write_deltalake
 
-from backfill_assets import ORDERS
 from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -25,6 +24,7 @@ from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.examples.customers.features import features
@@ -351,7 +351,7 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(engine, spark, tmp_path: 
             dg.AssetRecordsFilter(dg.AssetKey("features"), asset_partitions=[str(day(n))]), limit=1
         ).records
         metadata = records[0].asset_materialization.metadata
-        return "warnings" in metadata, metadata["drift of revenue_30d"].value
+        return "warnings" in metadata, metadata["drift_of_revenue_30d"].value
 
     assert read_drift(3) == (False, 0)  # as on the day before: nothing came
     pipeline.land(3, make_orders(3, "900.00"), "wrong.jsonl")
@@ -361,7 +361,7 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(engine, spark, tmp_path: 
     (check,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "drift")
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "120 rows against 120 of version" in check.description
-    assert check.metadata["drift of revenue_30d"].value == index
+    assert check.metadata["drift_of_revenue_30d"].value == index
     assert (
         read_ledgers(pipeline.deployment)["features"].latest[day(3)].days[day(3)].verdict == "warn"
     )

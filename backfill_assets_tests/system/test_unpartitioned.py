@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from backfill_assets import ORDERS, STAGED, current
+from backfill_assets import current_table
 from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
 from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import (
@@ -28,7 +29,7 @@ from backfill_assets_tests.helpers.pipeline import (
 from backfill_assets_tests.own_tables import my_countries, my_refresh
 
 SPEND = my_countries.country_spend
-NOW = current(SPEND)
+NOW = current_table(SPEND)
 TABLES = [*ORDERS, SPEND, NOW]
 BOTH = (SPEND.name, NOW.name)
 #: Days 1 to 4 are final on the morning of day 7, days 5 and 6 are open.
@@ -140,7 +141,7 @@ def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline
     key = dg.AssetKey("customers")
     (observation,) = pipeline.instance.fetch_observations(key, limit=1).records
     metadata = observation.asset_observation.metadata
-    assert metadata["delta version"].value == 1
+    assert metadata["delta_version"].value == 1
     assert metadata["dagster/uri"].value == customers.url
     columns = metadata["dagster/column_schema"].value.columns
     assert [(column.name, column.type) for column in columns] == [

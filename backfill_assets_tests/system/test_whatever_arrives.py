@@ -98,7 +98,7 @@ def test_a_start_that_moves_earlier(engine, spark, tmp_path):
     )
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "1 line(s) tell of days before 2024-01-03, the first of all" in check.description
-    assert check.metadata["before the first day"].value == 1
+    assert check.metadata["before_the_first_day"].value == 1
     moved = Pipeline(engine, tmp_path, start=day(1), window_days=1, end=day(5))
     moved.instance = late.instance
     assert {

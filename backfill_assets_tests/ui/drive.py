@@ -307,13 +307,13 @@ class Pages:
         self.take_picture("automation")
 
         self.open_page("/assets/fact_daily_orders?view=checks&checkDetail=days")
-        self.wait_for_text("newest day")
+        self.wait_for_text("newest_day")
         self.take_picture("days-check")
 
         self.browser.set_window_size(1600, 1900)
         self.open_page("/asset-groups~/arrival_lateness")  # the sidebar has the plots
         self.scroll_to_text("Metadata plots")
-        self.scroll_to_text("caught by W=7")
+        self.scroll_to_text("caught_by_W_7")
         self.take_picture("lateness-plots")
 
     def picture_lateness_page(self, page: Path) -> None:

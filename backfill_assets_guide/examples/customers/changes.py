@@ -6,7 +6,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets import Source, nullable
+from backfill_assets import Source, nullable_column
 
 
 class CustomerChange(pa.DataFrameModel):
@@ -19,9 +19,9 @@ class CustomerChange(pa.DataFrameModel):
     change_id: T.StringType = Field(description="Names the change.")
     customer_id: T.StringType = Field(description="Who has changed.")
     op: T.StringType = Field(description="`insert`, `update` or `delete`.")
-    email_status: T.StringType = nullable(0.9, 1.0, "`ok`, `bounced` or `unsubscribed`.")
-    segment: T.StringType = nullable(0.9, 1.0, "Segment of the market.")
-    country: T.StringType = nullable(0.9, 1.0, "Country, as a code of two letters.")
+    email_status: T.StringType = nullable_column(0.9, 1.0, "`ok`, `bounced` or `unsubscribed`.")
+    segment: T.StringType = nullable_column(0.9, 1.0, "Segment of the market.")
+    country: T.StringType = nullable_column(0.9, 1.0, "Country, as a code of two letters.")
     changed_at: T.TimestampType = Field(description="Since when it holds (UTC).")
     ingested_at: T.TimestampType = Field(description="When the source took this version (UTC).")
 

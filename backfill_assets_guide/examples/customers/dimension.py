@@ -10,11 +10,11 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, History, Reads, nullable, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, VersionHistory, nullable_column, table
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 
 _ATTRIBUTES = ("email_status", "segment", "country")
-HISTORY = History(
+HISTORY = VersionHistory(
     day="log_date",
     key="customer_id",
     change="change_id",
@@ -30,12 +30,14 @@ class CustomerVersion(pa.DataFrameModel):
     customer_id: T.StringType = Field(description="Customer.")
     valid_from: T.TimestampType = Field(description="Since when the customer was so (UTC).")
     # Equal to `valid_from` if the customer was never so.
-    valid_to: T.TimestampType = nullable(1.0, 1.0, "Until when, exclusive; null while it is so.")
+    valid_to: T.TimestampType = nullable_column(
+        1.0, 1.0, "Until when, exclusive; null while it is so."
+    )
     is_current: T.BooleanType = Field(description="Whether the customer is so still.")
     is_deleted: T.BooleanType = Field(description="Whether the customer was deleted.")
-    email_status: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
-    segment: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
-    country: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
+    email_status: T.StringType = nullable_column(1.0, 1.0, "As the change says; null if deleted.")
+    segment: T.StringType = nullable_column(1.0, 1.0, "As the change says; null if deleted.")
+    country: T.StringType = nullable_column(1.0, 1.0, "As the change says; null if deleted.")
     change_id: T.StringType = Field(description="The change that made the customer so.")
     known_at: T.TimestampType = Field(description="Since when it is known (UTC): taken, and true.")
     logged_on: T.DateType = Field(description="Log day on which this version came first.")

@@ -11,15 +11,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import (
-    STAGED,
-    Answers,
     Lookup,
+    LookupAnswers,
     Quota,
     Reads,
-    conserves,
-    nullable,
+    conserves_total,
+    nullable_column,
     table,
 )
+from backfill_assets.orders.tables import STAGED
 
 
 class Rate(pa.DataFrameModel):
@@ -37,7 +37,7 @@ class OrderInEuros(pa.DataFrameModel):
 
     run_date: T.DateType = Field(description="The day of the order.")
     order_id: T.StringType = Field(description="Names the order.")
-    customer_id: T.StringType = nullable(0.9, 1.0, "Customer; null if unknown.")
+    customer_id: T.StringType = nullable_column(0.9, 1.0, "Customer; null if unknown.")
     amount: T.DecimalType(18, 2) = Field(description="Amount in dollars.")  # type: ignore[valid-type]
     in_euros: T.DecimalType(12, 6) = Field(description="The rate.")  # type: ignore[valid-type]
     amount_eur: T.DecimalType(18, 2) = Field(description="Amount in euros.")  # type: ignore[valid-type]
@@ -65,12 +65,12 @@ def rates_needed(orders: DataFrame) -> DataFrame:
     partition="run_date",
     key=["order_id"],
     totals=["amount", "amount_eur"],
-    checks=[conserves("orders", "amount", "amount")],
+    checks=[conserves_total("orders", "amount", "amount")],
     group="enrichment",
 )
 def fact_orders_eur(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    rates: Annotated[DataFrame, Answers(RATES, of=rates_needed)],
+    rates: Annotated[DataFrame, LookupAnswers(RATES, of=rates_needed)],
 ) -> DataFrame:
     """The orders in euros."""
     return orders.join(rates, "for_day").select(

@@ -11,15 +11,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import (
-    RAW,
-    Partial,
+    PartialAggregate,
     Reads,
     combine_days,
-    conserves,
+    conserves_total,
     last_days,
-    nullable,
+    nullable_column,
     table,
 )
+from backfill_assets.orders.tables import RAW
 
 
 class Features(pa.DataFrameModel):
@@ -32,7 +32,9 @@ class Features(pa.DataFrameModel):
     revenue_30d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
     features_through: T.DateType = Field(description="Log day of the newest line in the row.")
     # Null on days that were made before it was added.
-    engagement_score: T.DecimalType(5, 2) = nullable(1.0, 1.0, "Days with an order, in percent.")  # type: ignore[valid-type]
+    engagement_score: T.DecimalType(5, 2) = nullable_column(  # type: ignore[valid-type]
+        1.0, 1.0, "Days with an order, in percent."
+    )
 
 
 @table(
@@ -43,7 +45,10 @@ class Features(pa.DataFrameModel):
     rules={"nothing_of_later": ("features_through <= event_date", "As known that day.")},
     drift={"orders_7d": 0.25, "revenue_30d": 0.25},
     merge=True,
-    checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
+    checks=[
+        conserves_total("orders", None, "orders_30d"),
+        conserves_total("orders", "amount", "revenue_30d"),
+    ],
     group="training",
 )
 def features(
@@ -55,11 +60,11 @@ def features(
         users,
         "user_id",
         keep=["event_date"],
-        orders_7d=Partial.count(where=F.col("event_date") > F.date_sub("for_day", 7)),
-        orders_30d=Partial.count(),
-        revenue_30d=Partial.sum("amount"),
-        features_through=Partial.max("log_date"),
-        order_days=Partial.values("event_date"),
+        orders_7d=PartialAggregate.count(where=F.col("event_date") > F.date_sub("for_day", 7)),
+        orders_30d=PartialAggregate.count(),
+        revenue_30d=PartialAggregate.sum("amount"),
+        features_through=PartialAggregate.max("log_date"),
+        order_days=PartialAggregate.values("event_date"),
     )
     score = (F.size("order_days") * 100 / F.lit(30)).cast("decimal(5,2)")
     rows = known.withColumn("engagement_score", score).drop("order_days")

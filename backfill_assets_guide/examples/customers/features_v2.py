@@ -7,7 +7,8 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import RAW, Partial, Reads, combine_days, last_days, version_of
+from backfill_assets import PartialAggregate, Reads, combine_days, last_days, version_of
+from backfill_assets.orders.tables import RAW
 from backfill_assets_guide.examples.customers.features import features
 
 
@@ -22,7 +23,7 @@ def features_v2(
         users,
         "user_id",
         keep=["event_date"],
-        order_days=Partial.values("event_date", where=of_the_week),
+        order_days=PartialAggregate.values("event_date", where=of_the_week),
     ).withColumnRenamed("for_day", "event_date")
     score = (F.size("order_days") * 100 / 7).cast("decimal(5,2)")
     before = features(orders)

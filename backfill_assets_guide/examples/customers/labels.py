@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import FACT, Published, Reads, following_days, table
+from backfill_assets import PublishedDays, Reads, following_days, table
+from backfill_assets.orders.tables import FACT
 
 #: So many days after a day decide whether a user has churned.
 DAYS = 30
@@ -41,7 +42,7 @@ class Labels(pa.DataFrameModel):
 )
 def labels_daily(
     orders: Annotated[DataFrame, Reads(FACT, following_days(DAYS))],
-    published: Annotated[DataFrame, Published(FACT, following_days(DAYS))],
+    published: Annotated[DataFrame, PublishedDays(FACT, following_days(DAYS))],
 ) -> DataFrame:
     """The labels of the users that ordered on a day."""
     user = ["for_day", "customer_id"]

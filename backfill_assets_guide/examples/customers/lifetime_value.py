@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import CURRENT, PREVIOUS_DAY, SELF, Reads, conserves, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, conserves_total, table
+from backfill_assets.orders.tables import CURRENT
 
 _SUMS = ["orders", "revenue"]
 
@@ -33,7 +34,9 @@ class LifetimeValue(pa.DataFrameModel):
     totals=_SUMS,
     counts={"new customers": "first_order = run_date"},
     group="customers",
-    checks=[conserves(source, sum_, sum_) for source in ("before", "orders") for sum_ in _SUMS],
+    checks=[
+        conserves_total(source, sum_, sum_) for source in ("before", "orders") for sum_ in _SUMS
+    ],
 )
 def customer_lifetime_value(
     orders: Annotated[DataFrame, Reads(CURRENT)],

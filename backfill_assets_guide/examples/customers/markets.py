@@ -10,7 +10,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, Unpartitioned, conserves, table
+from backfill_assets import Reads, UnpartitionedTable, conserves_total, table
 from backfill_assets_guide.examples.customers.orders import fact_orders_enriched
 
 
@@ -29,11 +29,14 @@ class MarketRevenue(pa.DataFrameModel):
     key=["market"],
     totals=["orders", "revenue"],
     group="customers",
-    checks=[conserves("orders", None, "orders"), conserves("orders", "amount", "revenue")],
+    checks=[
+        conserves_total("orders", None, "orders"),
+        conserves_total("orders", "amount", "revenue"),
+    ],
 )
 def revenue_by_market(
     orders: Annotated[DataFrame, Reads(fact_orders_enriched)],
-    countries: Annotated[DataFrame, Unpartitioned("countries")],
+    countries: Annotated[DataFrame, UnpartitionedTable("countries")],
 ) -> DataFrame:
     """Orders and revenue of each day and market."""
     market = F.coalesce("market", F.lit("unknown")).alias("market")

@@ -11,15 +11,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import (
-    STAGED,
     Reads,
-    as_of,
-    conserves,
+    as_of_join,
+    conserves_total,
     following_days,
     no_leaks,
-    nullable,
+    nullable_column,
     table,
 )
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_guide.examples.customers.dimension import dim_customers
 
 #: So many days after an order, what is known of its customer is taken as settled.
@@ -33,17 +33,17 @@ class EnrichedOrder(pa.DataFrameModel):
 
     event_date: T.DateType = Field(description="Day of the order, in the business time zone.")
     order_id: T.StringType = Field(description="The order.")
-    customer_id: T.StringType = nullable(0.25, 0.9, "The customer; null if unknown.")
+    customer_id: T.StringType = nullable_column(0.25, 0.9, "The customer; null if unknown.")
     order_ts: T.TimestampType = Field(description="When the order happened (UTC).")
     amount: T.DecimalType(18, 2) = Field(description="Money, exact.")  # type: ignore[valid-type]
-    email_status: T.StringType = nullable(1.0, 1.0, "Of the customer; null if not known.")
-    segment: T.StringType = nullable(1.0, 1.0, "Of the customer; null if not known.")
-    country: T.StringType = nullable(1.0, 1.0, "Of the customer; null if not known.")
-    is_deleted: T.BooleanType = nullable(1.0, 1.0, "Whether the customer had been deleted.")
-    change_id: T.StringType = nullable(1.0, 1.0, "The change that made the customer so.")
-    valid_from: T.TimestampType = nullable(1.0, 1.0, "Since when the customer was so (UTC).")
-    known_at: T.TimestampType = nullable(1.0, 1.0, "Since when that was known (UTC).")
-    logged_on: T.DateType = nullable(1.0, 1.0, "Log day on which it came.")
+    email_status: T.StringType = nullable_column(1.0, 1.0, "Of the customer; null if not known.")
+    segment: T.StringType = nullable_column(1.0, 1.0, "Of the customer; null if not known.")
+    country: T.StringType = nullable_column(1.0, 1.0, "Of the customer; null if not known.")
+    is_deleted: T.BooleanType = nullable_column(1.0, 1.0, "Whether the customer had been deleted.")
+    change_id: T.StringType = nullable_column(1.0, 1.0, "The change that made the customer so.")
+    valid_from: T.TimestampType = nullable_column(1.0, 1.0, "Since when the customer was so (UTC).")
+    known_at: T.TimestampType = nullable_column(1.0, 1.0, "Since when that was known (UTC).")
+    logged_on: T.DateType = nullable_column(1.0, 1.0, "Log day on which it came.")
 
 
 class SettledOrder(EnrichedOrder):
@@ -55,7 +55,7 @@ class SettledOrder(EnrichedOrder):
 def enrich_orders(orders: DataFrame, customers: DataFrame, cutoff: str | Column) -> DataFrame:
     """Orders, each with the version of its customer at its time that was known by the cutoff."""
     version_columns = ["valid_from", "known_at", "logged_on"]
-    return as_of(
+    return as_of_join(
         orders.select("for_day", "order_id", "customer_id", "order_ts", "amount"),
         customers.select("for_day", "customer_id", *_CARRIES, *version_columns),
         key=["for_day", "customer_id"],
@@ -73,7 +73,7 @@ def enrich_orders(orders: DataFrame, customers: DataFrame, cutoff: str | Column)
     totals=["amount"],
     rules=no_leaks("order_ts", carries=_CARRIES, began="valid_from", known="known_at")
     | {"logged_by_the_day": (f"{_LOGGED} event_date", "The log knew it by that day.")},
-    checks=[conserves("orders", "amount", "amount")],
+    checks=[conserves_total("orders", "amount", "amount")],
     group="customers",
 )
 def fact_orders_enriched(
@@ -99,7 +99,7 @@ def fact_orders_enriched(
             f"The log knew it {SETTLES_AFTER} days after the order.",
         ),
     },
-    checks=[conserves("orders", "amount", "amount")],
+    checks=[conserves_total("orders", "amount", "amount")],
     group="customers",
 )
 def fact_orders_settled(

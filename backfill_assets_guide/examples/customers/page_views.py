@@ -10,14 +10,14 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, Source, conserves, nullable, table
+from backfill_assets import Reads, Source, conserves_total, nullable_column, table
 
 
 class PageView(pa.DataFrameModel):
     """A view of a page, as a line of the landing has it."""
 
     view_id: T.StringType = Field(description="Names the view.")
-    customer_id: T.StringType = nullable(0.9, 1.0, "Who viewed it; null if not known.")
+    customer_id: T.StringType = nullable_column(0.9, 1.0, "Who viewed it; null if not known.")
     viewed_at: T.TimestampType = Field(description="When it was viewed (UTC).")
     sent_at: T.TimestampType = Field(description="When the browser sent this version (UTC).")
 
@@ -47,7 +47,7 @@ class DailyViews(pa.DataFrameModel):
     key=["customer_id"],
     totals=["views"],
     group="customers",
-    checks=[conserves("views", None, "views")],
+    checks=[conserves_total("views", None, "views")],
 )
 def page_views_daily(views: Annotated[DataFrame, Reads(PAGE_VIEWS.staged)]) -> DataFrame:
     """Page views of each day and customer."""

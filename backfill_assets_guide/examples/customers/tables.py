@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backfill_assets import ORDERS
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets_guide.examples.customers import orders
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d

@@ -10,7 +10,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, nullable, table
+from backfill_assets import Reads, nullable_column, table
 from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_guide.examples.customers.labels import labels_daily
 
@@ -23,7 +23,7 @@ class Training(pa.DataFrameModel):
     orders_7d: T.LongType = Field(ge=0, description="Orders of the last seven days, as known then.")
     orders_30d: T.LongType = Field(ge=1, description="Orders of thirty days, as known then.")
     revenue_30d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
-    engagement_score: T.DecimalType(5, 2) = nullable(1.0, 1.0, "As in `features`.")  # type: ignore[valid-type]
+    engagement_score: T.DecimalType(5, 2) = nullable_column(1.0, 1.0, "As in `features`.")  # type: ignore[valid-type]
     churned_30d: T.BooleanType = Field(description="The label: whether the user did not come back.")
     features_through: T.DateType = Field(description="The newest log day in the features.")
     label_from: T.DateType = Field(description="The first day in the label.")

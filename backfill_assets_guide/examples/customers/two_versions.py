@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backfill_assets import ORDERS
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_guide.examples.customers.features_v2 import features_v2
 from backfill_assets_guide.examples.customers.labels import labels_daily

@@ -10,7 +10,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import WEEK, Reads, conserves, table
+from backfill_assets import WEEK, Reads, conserves_total, table
 from backfill_assets_guide.examples.customers.orders import fact_orders_enriched
 
 
@@ -29,7 +29,10 @@ class WeeklyOrders(pa.DataFrameModel):
     key=["segment"],
     totals=["orders", "revenue"],
     group="customers",
-    checks=[conserves("orders", None, "orders"), conserves("orders", "amount", "revenue")],
+    checks=[
+        conserves_total("orders", None, "orders"),
+        conserves_total("orders", "amount", "revenue"),
+    ],
 )
 def orders_weekly(
     orders: Annotated[DataFrame, Reads(fact_orders_enriched, WEEK)],
