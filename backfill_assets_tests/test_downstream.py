@@ -647,6 +647,29 @@ def test_a_day_upon_one_that_others_changed_as_well_is_refused(runs):
     assert days_by_table(scopes) == {balance.name: ({2}, set())}
 
 
+@pytest.mark.parametrize("taken_back", [True, False], ids=["published anew", "built anew"])
+def test_a_day_upon_one_that_another_undo_has_reverted_is_not_refused(runs, taken_back):
+    """The other undo has left the day, as it had other new input or was published first since."""
+    runs.build(balance, 6, run="firstrun")
+    if taken_back:
+        runs.build(balance, revoked=days(6), run="tookback")
+    runs.build(STAGED, 6, run="olderrun")
+    later = runs.build(balance, 5, run="laterrun")
+    runs.build(balance, 6, run="followed")
+    (problem,) = list_problems(find_scopes(runs, "olderrun"))
+    assert "by run laterrun as well; undo that first" in problem
+    assert days_by_table(find_scopes(runs, "laterrun")) == {balance.name: ({5}, set())}
+    undo = {"as of": {str(later.version - 1): [str(day(5))]}}
+    undone = runs.build(balance, 5, run="undo0001", **undo)
+    scopes = find_scopes(runs, "olderrun")
+    assert days_by_table(scopes) == {STAGED.name: ({6}, set()), balance.name: ({6}, set())}
+    assert list_problems(scopes) == []
+    # If that undo is undone, the later run is named again.
+    restored = {"as of": {str(undone.version - 1): [str(day(5))]}}
+    runs.build(balance, 5, run="undo0002", **restored)
+    assert list_problems(find_scopes(runs, "olderrun")) == [problem]
+
+
 def test_days_upon_one_of_another_writer_are_refused(runs):
     runs.build(STAGED, 3, run="wrongrun")
     runs.ledgers[balance.name] = replace(

@@ -131,13 +131,19 @@ class RowOrigins:
         Later writes by others do not matter. The change of an undo is not undone by another undo
         that restores rows that are older still.
         """
+        return self.are_rows_reverted(day, change.version_before, change.version_after, version)
+
+    def are_rows_reverted(
+        self, day: date, version_before: int, version_after: int, version: int | None = None
+    ) -> bool:
+        """As `is_reverted`, of what was written between two versions."""
         versions, origins = self._timelines[day]
         end = len(versions) if version is None else bisect_right(versions, version)
-        own_origin, reverted = self.origin_at(day, change.version_after), False
-        origin_before = self.origin_at(day, change.version_before)
-        is_undo = own_origin <= change.version_before
-        for origin in origins[bisect_right(versions, change.version_after) : end]:
-            older = not is_undo and origin <= change.version_before
+        own_origin, reverted = self.origin_at(day, version_after), False
+        origin_before = self.origin_at(day, version_before)
+        is_undo = own_origin <= version_before
+        for origin in origins[bisect_right(versions, version_after) : end]:
+            older = not is_undo and origin <= version_before
             is_before = older or origin == origin_before
             reverted = origin != own_origin and (reverted or is_before)
         return reverted

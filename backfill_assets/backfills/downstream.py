@@ -355,14 +355,21 @@ class _UndoneCommits:
     def _find_kept_day_before(
         self, previous: CommitRecord, record: CommitRecord, day: date
     ) -> CommitRecord | ExternalCommit | None:
-        """The commit that changed the day before between two of a day, if the undo leaves it."""
+        """The commit that changed the day before between two of a day, if it stands.
+
+        Not if this undo reverts it, or another one has: that one has left the day as it was.
+        """
         if not carries_state(self._ledger.table):
             return None
         day_before = day - DAY
         earlier, current = (
             self._origins.origin_at(day_before, commit.version) for commit in (previous, record)
         )
-        if earlier == current or day_before in self._undone.get(current, ()):
+        if (
+            earlier == current
+            or day_before in self._undone.get(current, ())
+            or self._origins.are_rows_reverted(day_before, current - 1, current)
+        ):
             return None
         return next((c for c in self._ledger.all_commits if c.version == current), None)
 
