@@ -7,7 +7,7 @@ digest depends on that day. So no rule here is for one table by name.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
 
@@ -63,10 +63,7 @@ def undo_scopes(
         origins = RowOrigins(ledger)
         inputs = _UndoneInputs(snapshot, table, undone_by_table)
         commits = _UndoneCommits(ledger, origins, inputs, name, is_direct)
-        changes = {
-            day: _without_superseded_commit(change, is_direct(change.last_commit, day))
-            for day, change in changed_days(ledger, commits.is_undone, origins).items()
-        }
+        changes = changed_days(ledger, commits.is_undone, origins, is_direct)
         undone_by_table[table] = _UndoneDays(ledger, changes, origins)
         overwriting = overwritten_since(ledger, changes, origins)
         reverted = undone_by_table[table].already_reverted | {
@@ -98,12 +95,6 @@ def undo_scopes(
             ],
         )
     return scopes
-
-
-def _without_superseded_commit(change: DayChange, is_direct: bool) -> DayChange:
-    """A change without a commit of ours between if computed since: `_mixed_input_problems` asks."""
-    superseded = not is_direct and isinstance(change.commit_between, CommitRecord)
-    return replace(change, commit_between=None) if superseded else change
 
 
 class _UndoneDays:
@@ -328,7 +319,7 @@ class _UndoneCommits:
         """Whether a downstream day was recomputed after its inputs were reverted."""
         return (
             isinstance(overwriting, CommitRecord)
-            and not change.commit_between
+            and not change.external_between
             and self.is_downstream(change.last_commit, day)
             and not self.is_downstream(overwriting, day)
             and self._inputs.are_reverted(change.last_commit, day)
