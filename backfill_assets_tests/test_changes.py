@@ -3,6 +3,7 @@
 import pytest
 
 from backfill_assets.backfills.changes import (
+    DayChange,
     backfill_ids_of,
     changed_days,
     commits_of,
@@ -112,7 +113,14 @@ def test_others_that_wrote_since_or_between(other):
     since = make_ledger(*records, external=known)
     assert overwritten_since(since, changed_days(since, commits_of("b"))) == {day(1): theirs}
     between = make_ledger(*records, second_record, external=known)
-    assert overwritten_since(between, changed_days(between, commits_of("b"))) == {day(1): theirs}
+    changes = changed_days(between, commits_of("b"))
+    if other == "record":
+        # What they wrote comes back: an undo leaves nothing of the earlier commit.
+        assert changes == {day(1): DayChange(3, 4, theirs, second_record)}
+        assert overwritten_since(between, changes) == {}
+    else:
+        assert changes[day(1)].version_before == 1
+        assert overwritten_since(between, changes) == {day(1): theirs}
 
 
 def undo_record(version, as_of):
@@ -161,7 +169,7 @@ def test_what_was_undone_and_launched_again():
     assert (
         changes[day(1)].version_before,
         changes[day(1)].version_after,
-        changes[day(1)].commit_between,
+        changes[day(1)].external_between,
     ) == (3, 4, None)
     assert (reverted_days(history, changes), overwritten_since(history, changes)) == (set(), {})
     twice = make_ledger(*history.records, undo_record(5, 3))

@@ -382,6 +382,39 @@ def test_days_with_a_gap_between_them_are_undone(tables):
     assert days_by_table(tables.extents("wrongrun")) == {STAGED.name: ({3}, set())}
 
 
+def test_a_commit_by_others_between_two_of_a_backfill_comes_back(tables):
+    """Neither is refused with the advice to undo the other first; newest first, all are undone."""
+    tables.make(STAGED, 3, [1, 2], run="wrongrun", inputs={RAW.name: 2})
+    tables.make(FACT, 3, [2], run="followe2", inputs={STAGED.name: 3})
+    tables.make(STAGED, 4, [2], run="another1", inputs={RAW.name: 2})
+    tables.make(FACT, 4, [2], run="followe3", inputs={STAGED.name: 4})
+    tables.make(STAGED, 5, [2], run="wrongrun", inputs={RAW.name: 2})
+    tables.make(FACT, 5, [2], run="followe4", inputs={STAGED.name: 5})
+    problem = list_problems(tables.extents("another1"))[0]
+    assert "by run wrongrun in version 5; undo that first" in problem
+
+    def find_versions_before(name):
+        scopes = tables.extents(name)
+        assert list_problems(scopes) == []
+        return {
+            (table, d.day): change.version_before
+            for table, extent in scopes.items()
+            for d, change in extent.changes.items()
+        }
+
+    first, second, fact = (STAGED.name, 1), (STAGED.name, 2), (FACT.name, 2)
+    assert find_versions_before("wrongrun") == {first: 2, second: 4, fact: 4}
+    tables.make(STAGED, 6, [2], run="undo0006", inputs={RAW.name: 2}, as_of=4)
+    # If the undo is killed here, the same request goes on.
+    assert find_versions_before("wrongrun") == {first: 2, fact: 4}
+    tables.make(FACT, 6, [2], run="undo0006", inputs={STAGED.name: 6}, as_of=4)
+    assert find_versions_before("another1") == {second: 3, fact: 3}
+    tables.make(STAGED, 7, [2], run="undo0007", inputs={RAW.name: 2}, as_of=3)
+    tables.make(FACT, 7, [2], run="undo0007", inputs={STAGED.name: 7}, as_of=3)
+    # The earlier commit stands again.
+    assert find_versions_before("wrongrun") == {first: 2, second: 2, fact: 2}
+
+
 def test_loaded_again_after_an_undo(tables):
     tables.undo(3, to=1, withdrawn=[4], touches=[3, 4])
     undo_options = {"run": "undo0003", "as_of": 1}
@@ -393,6 +426,24 @@ def test_loaded_again_after_an_undo(tables):
     assert days_by_table(tables.extents("nightrun")) == {}
     scopes = tables.extents("thirdrun")
     assert days_by_table(scopes) == {RAW.name: ({4}, set()), STAGED.name: ({3, 4}, set())}
+    assert list_problems(scopes) == []
+
+
+def test_the_second_undo_of_a_backfill_goes_on_if_it_was_killed(tables):
+    """The backfill was launched again after its first undo."""
+    tables.load(3, [5], run="wrongrun", touches=[3, 5])
+    tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 3})
+    tables.undo(4, to=2, withdrawn=[5], touches=[3, 5])
+    tables.make(STAGED, 4, [3], run="undo0004", inputs={RAW.name: 4}, as_of=2)
+    tables.load(5, [5], run="wrongrun", touches=[3, 5])
+    tables.make(STAGED, 5, [3], run="followe3", inputs={RAW.name: 5})
+    assert days_by_table(tables.extents("wrongrun")) == {
+        RAW.name: ({5}, set()),
+        STAGED.name: ({3}, set()),
+    }
+    tables.undo(6, to=4, withdrawn=[5], touches=[3, 5])
+    scopes = tables.extents("wrongrun")
+    assert days_by_table(scopes) == {STAGED.name: ({3}, set())}
     assert list_problems(scopes) == []
 
 
@@ -645,6 +696,29 @@ def test_a_day_upon_one_that_others_changed_as_well_is_refused(runs):
     # What the advice says leads there.
     scopes = find_scopes(runs, "another1")
     assert days_by_table(scopes) == {balance.name: ({2}, set())}
+
+
+@pytest.mark.parametrize("taken_back", [True, False], ids=["published anew", "built anew"])
+def test_a_day_upon_one_that_another_undo_has_reverted_is_not_refused(runs, taken_back):
+    """The other undo has left the day, as it had other new input or was published first since."""
+    runs.build(balance, 6, run="firstrun")
+    if taken_back:
+        runs.build(balance, revoked=days(6), run="tookback")
+    runs.build(STAGED, 6, run="olderrun")
+    later = runs.build(balance, 5, run="laterrun")
+    runs.build(balance, 6, run="followed")
+    (problem,) = list_problems(find_scopes(runs, "olderrun"))
+    assert "by run laterrun as well; undo that first" in problem
+    assert days_by_table(find_scopes(runs, "laterrun")) == {balance.name: ({5}, set())}
+    undo = {"as of": {str(later.version - 1): [str(day(5))]}}
+    undone = runs.build(balance, 5, run="undo0001", **undo)
+    scopes = find_scopes(runs, "olderrun")
+    assert days_by_table(scopes) == {STAGED.name: ({6}, set()), balance.name: ({6}, set())}
+    assert list_problems(scopes) == []
+    # If that undo is undone, the later run is named again.
+    restored = {"as of": {str(undone.version - 1): [str(day(5))]}}
+    runs.build(balance, 5, run="undo0002", **restored)
+    assert list_problems(find_scopes(runs, "olderrun")) == [problem]
 
 
 def test_days_upon_one_of_another_writer_are_refused(runs):

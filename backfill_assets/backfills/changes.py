@@ -69,18 +69,19 @@ class DayChange:
 
     Attributes:
         version_before: the table's version just before the backfill first committed the day, or
-            first committed it again after an undo.
+            first committed it again after an undo or after a commit by others.
         version_after: the version in which it last wrote the day.
         previous_commit: the commit that covered the day before; None without one.
         last_commit: the last commit of the backfill that wrote the day.
-        commit_between: a commit by others that wrote the day between two of the backfill's commits.
+        external_between: another writer's commit between two of the backfill's commits: what it
+            left of the rows of the first is not known.
     """
 
     version_before: int
     version_after: int
     previous_commit: CommitRecord | None
     last_commit: CommitRecord
-    commit_between: CommitRecord | ExternalCommit | None = None
+    external_between: ExternalCommit | None = None
 
 
 def written_days(commit: CommitRecord | ExternalCommit) -> frozenset[date]:
@@ -131,13 +132,19 @@ class RowOrigins:
         Later writes by others do not matter. The change of an undo is not undone by another undo
         that restores rows that are older still.
         """
+        return self.are_rows_reverted(day, change.version_before, change.version_after, version)
+
+    def are_rows_reverted(
+        self, day: date, version_before: int, version_after: int, version: int | None = None
+    ) -> bool:
+        """As `is_reverted`, of what was written between two versions."""
         versions, origins = self._timelines[day]
         end = len(versions) if version is None else bisect_right(versions, version)
-        own_origin, reverted = self.origin_at(day, change.version_after), False
-        origin_before = self.origin_at(day, change.version_before)
-        is_undo = own_origin <= change.version_before
-        for origin in origins[bisect_right(versions, change.version_after) : end]:
-            older = not is_undo and origin <= change.version_before
+        own_origin, reverted = self.origin_at(day, version_after), False
+        origin_before = self.origin_at(day, version_before)
+        is_undo = own_origin <= version_before
+        for origin in origins[bisect_right(versions, version_after) : end]:
+            older = not is_undo and origin <= version_before
             is_before = older or origin == origin_before
             reverted = origin != own_origin and (reverted or is_before)
         return reverted
@@ -210,15 +217,26 @@ def publishing_commits(ledger: Ledger) -> dict[date, CommitRecord]:
 
 
 def changed_days(
-    ledger: Ledger, is_own: CommitFilter, origins: RowOrigins | None = None
+    ledger: Ledger,
+    is_own: CommitFilter,
+    origins: RowOrigins | None = None,
+    is_direct: CommitFilter | None = None,
 ) -> dict[date, DayChange]:
     """The days whose files a backfill wrote or revoked.
 
-    Days that it recomputed with unchanged rows are left out. For a day that was reverted and
-    written again, only the later change counts. An undo, unless it is what `is_own` selects, brings
-    back what was so in the version that it restores.
+    Days that it recomputed with unchanged rows are left out. For a day that was reverted, or
+    written by others, and written again, only the later change counts, and the earlier one if it is
+    restored. An undo, unless it is what `is_own` selects, brings back what was so in the version
+    that it restores.
+
+    Args:
+        ledger: the table's ledger.
+        is_own: selects the days of the backfill.
+        origins: row origins of the same ledger.
+        is_direct: of these, selects those that it wrote itself, by default all. The others were
+            recomputed from its rows, whatever had been written between.
     """
-    origins = origins or RowOrigins(ledger)
+    origins, is_direct = origins or RowOrigins(ledger), is_direct or is_own
     histories: dict[date, list[_DayState]] = defaultdict(lambda: [_DayState(-1)])
     writers: dict[date, CommitRecord | ExternalCommit] = {}
     for commit in ledger.all_commits:
@@ -230,9 +248,19 @@ def changed_days(
                 last, change = history[-1], history[-1].change
                 if day in as_of and not is_own_commit:
                     last = [state for state in history if state.version <= as_of[day]][-1]
-                    is_own_commit, change = last.is_own, last.change or change
+                    is_own_commit = last.is_own
+                    # A change since then is reverted, and days may still be made of it.
+                    if is_own_commit or not change or change.version_before < as_of[day]:
+                        change = last.change or change
                 elif is_own_commit and day in written:
-                    change = _extend_change(last, commit, day, origins, writers.get(day))
+                    change = _extend_change(
+                        last,
+                        commit,
+                        day,
+                        origins,
+                        writers.get(day),
+                        is_direct=is_direct(commit, day),
+                    )
                 version_before = commit.version - 1
                 previous: CommitRecord | None = commit
                 if is_own_commit and last.is_own:
@@ -272,24 +300,24 @@ def _extend_change(
     day: date,
     origins: RowOrigins,
     writer: CommitRecord | ExternalCommit | None,
+    *,
+    is_direct: bool,
 ) -> DayChange:
     """The change of a day once the backfill has written it again; `writer` wrote it last."""
     old, version_before = state.change, commit.version - 1
-    if old is None or origins.is_reverted(day, old, version_before):
+    # An undo of the commits between restores the backfill's own rows.
+    is_restored = old is not None and any(
+        origins.holds_result(day, old, version) for version in (version_before, commit.version)
+    )
+    is_replaced = is_direct and isinstance(writer, CommitRecord) and not is_restored
+    if old is None or is_replaced or origins.is_reverted(day, old, version_before):
         if state.is_own:  # it had the same rows in its commits so far
             version_before = state.version_before
         return DayChange(version_before, commit.version, state.previous, commit)
-    # An undo of the commits between restores the backfill's own rows.
-    is_restored = any(
-        origins.holds_result(day, old, version) for version in (version_before, commit.version)
-    )
-    return DayChange(
-        old.version_before,
-        commit.version,
-        old.previous_commit,
-        commit,
-        old.commit_between if is_restored else writer,
-    )
+    between = old.external_between
+    if isinstance(writer, ExternalCommit) and not is_restored:
+        between = writer
+    return DayChange(old.version_before, commit.version, old.previous_commit, commit, between)
 
 
 def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
@@ -389,8 +417,8 @@ def overwritten_since(
     if not changes:
         return {}
     origins = origins or RowOrigins(ledger)
-    commits_by_day = {
-        day: change.commit_between for day, change in changes.items() if change.commit_between
+    commits_by_day: dict[date, CommitRecord | ExternalCommit] = {
+        day: change.external_between for day, change in changes.items() if change.external_between
     }
     #: By day, the versions that wrote it after the backfill, each with the commit of the rows.
     writers: dict[date, dict[int, CommitRecord | ExternalCommit]] = defaultdict(dict)
@@ -405,5 +433,5 @@ def overwritten_since(
     return {
         day: commit
         for day, commit in commits_by_day.items()
-        if changes[day].commit_between or not origins.holds_result(day, changes[day])
+        if changes[day].external_between or not origins.holds_result(day, changes[day])
     }

@@ -6,9 +6,10 @@ digest depends on that day. So no rule here is for one table by name.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
+from functools import cache
 
 from backfill_assets.backfills.changes import (
     CommitFilter,
@@ -30,81 +31,6 @@ from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalC
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import downstream_tables
 from backfill_assets.tables.derived import carries_state
-
-
-class StatefulChain:
-    """Undone days of a stateful table, in which each day is built from the day before."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        origins: RowOrigins,
-        name: str,
-        is_direct: CommitFilter,
-        is_downstream: CommitFilter,
-        find_other_input: Callable[[CommitRecord | None, CommitRecord, date], object],
-    ) -> None:
-        """Walk the commits of the ledger in order.
-
-        Args:
-            ledger: the table's ledger.
-            origins: row origins of the same ledger.
-            name: the backfill that is undone.
-            is_direct: selects days that the backfill itself wrote.
-            is_downstream: selects days downstream in other inputs.
-            find_other_input: what others changed in the inputs of a day between its previous commit
-                and this one; falsy if nothing.
-        """
-        self._commits = {commit.version: commit for commit in ledger.all_commits}
-        self._origins = origins
-        #: Undone days by commit version.
-        self._reverted: dict[int, set[date]] = {}
-        #: Those of them that were built from an undone previous day, by commit version.
-        self.built_upon_reverted: dict[int, set[date]] = {}
-        standing: dict[date, CommitRecord] = {}
-        for record in ledger.records:
-            reverted = self._reverted[record.version] = set()
-            chained = self.built_upon_reverted[record.version] = set()
-            for day in sorted(record.days):
-                # Days left out of the request, days published first since, and days with other
-                # changed inputs stay. They become stale once the day before them is reverted.
-                recomputed = day in standing and not is_commit_of(record, name)
-                if (
-                    recomputed
-                    and self._day_before_reverted(record, day)
-                    and not find_other_input(standing[day], record, day)
-                ):
-                    chained.add(day)
-                if day in chained or is_direct(record, day) or is_downstream(record, day):
-                    reverted.add(day)
-            standing |= dict.fromkeys(record.days, record)
-            for day in record.revoked_days:
-                standing.pop(day, None)
-
-    def _day_before_reverted(self, record: CommitRecord, day: date) -> bool:
-        """Whether the day before, as this commit read it, is undone."""
-        day_before = day - DAY
-        return day_before in self._reverted.get(
-            self._origins.origin_at(day_before, record.version), ()
-        )
-
-    def find_kept_change_of_day_before(
-        self, earlier_commit: CommitRecord, later_commit: CommitRecord, day: date
-    ) -> CommitRecord | ExternalCommit | None:
-        """The commit that changed the day before between two of a day, if the undo leaves it.
-
-        Such a day was also built from rows that stay.
-        """
-        day_before = day - DAY
-        previous_origin, current_origin = (
-            self._origins.origin_at(day_before, commit.version)
-            for commit in (earlier_commit, later_commit)
-        )
-        if previous_origin == current_origin or day_before in self._reverted.get(
-            current_origin, ()
-        ):
-            return None
-        return self._commits.get(current_origin)
 
 
 @dataclass(frozen=True)
@@ -131,44 +57,32 @@ def undo_scopes(
 ) -> dict[str, UndoScope]:
     """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
     is_direct = commits_of(name, days)
-    upstream: dict[str, _UndoneDays] = {}
+    undone_by_table: dict[str, _UndoneDays] = {}
     scopes: dict[str, UndoScope] = {}
     for table, ledger in snapshot.ledgers.items():
         origins = RowOrigins(ledger)
-        tracker = _DownstreamTracker(table, snapshot, upstream)
-        if carries_state(ledger.table):
-            tracker.chain = StatefulChain(
-                ledger, origins, name, is_direct, tracker.is_downstream, tracker.find_other_input
-            )
-
-        def is_undone(
-            record: CommitRecord, day: date, tracker: _DownstreamTracker = tracker
-        ) -> bool:
-            return is_direct(record, day) or tracker.is_downstream(record, day)
-
-        changes = {
-            day: _without_superseded_commit(change, is_direct(change.last_commit, day))
-            for day, change in changed_days(ledger, is_undone, origins).items()
-        }
-        upstream[table] = _UndoneDays(ledger, changes, origins)
+        inputs = _UndoneInputs(snapshot, table, undone_by_table)
+        commits = _UndoneCommits(ledger, origins, inputs, name, is_direct)
+        changes = changed_days(ledger, commits.is_undone, origins, is_direct)
+        undone_by_table[table] = _UndoneDays(ledger, changes, origins)
         overwriting = overwritten_since(ledger, changes, origins)
-        reverted = upstream[table].already_reverted | {
+        reverted = undone_by_table[table].already_reverted | {
             day
             for day, commit in overwriting.items()
-            if tracker.is_recomputed(changes[day], commit, day)
+            if commits.is_recomputed(changes[day], commit, day)
         }
         remaining = {day: change for day, change in changes.items() if day not in reverted}
         commits_by_others = {
             day: commit for day, commit in overwriting.items() if day not in reverted
         }
-        not_overwritten = [d for d in remaining if d not in commits_by_others]
+        not_overwritten = {d: c for d, c in remaining.items() if d not in commits_by_others}
         unchanged = {
             day: change
-            for day, change in unchanged_days(ledger, is_undone).items()
+            for day, change in unchanged_days(ledger, commits.is_undone).items()
             if day not in remaining
             if change.last_commit.details.kind == ACCEPTED_CODE
-            or tracker.is_downstream(change.last_commit, day)
-            if not tracker.find_other_input(change.previous_commit, change.last_commit, day)
+            or commits.is_downstream(change.last_commit, day)
+            if not commits.find_other_input(change.previous_commit, change.last_commit, day)
         }
         scopes[table] = UndoScope(
             changes=remaining,
@@ -176,19 +90,11 @@ def undo_scopes(
             already_reverted=reverted,
             problems=[
                 *_overwrite_problems(table, commits_by_others),
-                *_mixed_input_problems(
-                    tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
-                ),
-                *_reverted_input_problems(snapshot, table, remaining, scopes, upstream),
+                *_mixed_input_problems(commits, ledger, not_overwritten, is_direct),
+                *_reverted_input_problems(snapshot, table, remaining, scopes, undone_by_table),
             ],
         )
     return scopes
-
-
-def _without_superseded_commit(change: DayChange, is_direct: bool) -> DayChange:
-    """A change without a commit of ours between if computed since: `_mixed_input_problems` asks."""
-    superseded = not is_direct and isinstance(change.commit_between, CommitRecord)
-    return replace(change, commit_between=None) if superseded else change
 
 
 class _UndoneDays:
@@ -234,189 +140,229 @@ def _is_within(change: DayChange, version: int) -> bool:
     return change.version_before < version <= change.version_after
 
 
-_DaysOfCommit = Callable[[CommitRecord], Iterable[date]]
+class _UndoneInputs:
+    """Which days of a table were built from undone days of its inputs.
 
-
-class _DownstreamTracker:
-    """Which days of a table are downstream of undone days in its inputs.
-
-    `undone_by_table` has the undone days of all tables before this one, inputs or not. A table
-    reads each input once, so what is kept by input is complete.
+    The days before in the table itself are not among these inputs: see `_UndoneCommits`.
     """
 
     def __init__(
-        self,
-        table: str,
-        snapshot: Snapshot,
-        undone_by_table: Mapping[str, _UndoneDays],
+        self, snapshot: Snapshot, table: str, undone_by_table: Mapping[str, _UndoneDays]
     ) -> None:
-        self._table, self._snapshot, ledgers = table, snapshot, snapshot.ledgers
-        self._upstream = {
-            name: undone for name, undone in undone_by_table.items() if undone.changes
-        }
-        self._days_made_stale_by: dict[str, _DaysOfCommit] = {
+        """`undone_by_table` has the undone days of all tables before this one."""
+        self._table, self._snapshot = table, snapshot
+        self._days_made_stale_by = {
             input_name: days_of
             for input_name, table_name, days_of in downstream_tables(snapshot)
-            if table_name == table
+            if table_name == table != input_name
         }
-        self._restored_days = {
-            record.version: restored_versions(record).keys() for record in ledgers[table].records
-        }
-        #: Set after construction, as it calls this tracker; None unless the table is stateful.
-        self.chain: StatefulChain | None = None
+        self._undone = {name: undone_by_table[name] for name in self._days_made_stale_by}
         #: Days that undone commits made stale, by input; a fast filter for most days.
         self._candidate_days = {
-            name: {
-                day
-                for record in ledgers[name].records
-                if record.version in undone.days_by_version
-                for day in self._days_made_stale_by[name](record)
-            }
-            for name, undone in self._upstream.items()
-            if name in self._days_made_stale_by
+            name: self._days_stale_by(name, undone.days_by_version)
+            for name, undone in self._undone.items()
+            if undone.changes
         }
-        # What was computed once, by the arguments of the methods below.
-        self._downstream_days: dict[tuple[str, int], frozenset[date]] = {}
-        self._downstream_of_commits: dict[
-            tuple[str, frozenset[date], frozenset[int]], frozenset[date]
-        ] = {}
-        self._foreign_commits: dict[
-            tuple[str, int, int], dict[date, CommitRecord | ExternalCommit]
-        ] = {}
+        self._downstream_days = cache(self._find_downstream)
+        self._foreign_commits = cache(self._find_foreign_commits)
+        self._reachable_days = cache(self._find_reachable)
 
     def is_downstream(self, record: CommitRecord, day: date) -> bool:
-        """Whether a day of a commit was built from undone rows; an undo builds no day."""
-        if day in self._restored_days[record.version]:
-            return False
-        if self.chain and day in self.chain.built_upon_reverted.get(record.version, ()):
-            return True
-        if not any(day in days for days in self._candidate_days.values()):
-            return False
-        inputs = record.for_day(day).inputs
+        """Whether a day of a commit was built from undone rows of an input."""
+        names = [name for name, days in self._candidate_days.items() if day in days]
+        inputs = record.for_day(day).inputs if names else {}
         return any(
-            day in days and name in inputs and day in self._find_downstream(name, inputs[name])
-            for name, days in self._candidate_days.items()
+            name in inputs and day in self._downstream_days(name, inputs[name]) for name in names
         )
 
-    def is_recomputed(
-        self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
-    ) -> bool:
-        """Whether a downstream day was recomputed after its inputs were reverted."""
-        if (
-            isinstance(overwriting, ExternalCommit)
-            or change.commit_between
-            or not self.is_downstream(change.last_commit, day)
-        ):
-            return False
-        affected = {
-            name: self._upstream[name].affected_days(v)
-            for name, v in self._upstream_versions(change.last_commit, day)
-        }
-        inputs_reverted = all(
-            self._upstream[name].already_reverted >= days for name, days in affected.items()
+    def are_reverted(self, record: CommitRecord, day: date) -> bool:
+        """Whether all undone input days as of a commit hold again what they held before."""
+        inputs = record.for_day(day).inputs
+        return all(
+            undone.already_reverted >= undone.affected_days(inputs[name])
+            for name, undone in self._undone.items()
+            if name in inputs
         )
-        return inputs_reverted and not self.is_downstream(overwriting, day)
 
-    def find_other_input(
+    def find_foreign_commit(
         self, previous: CommitRecord | None, record: CommitRecord, day: date
     ) -> tuple[str, CommitRecord | ExternalCommit] | None:
         """An input, and its commit by others, that also changed a day since its previous commit.
 
         `record` is built from undone rows.
         """
-        if (
-            self.chain
-            and previous
-            and (commit := self.chain.find_kept_change_of_day_before(previous, record, day))
-        ):
-            return self._table, commit
         earlier = previous.for_day(day).inputs if previous else {}
         for name, version in record.for_day(day).inputs.items():
-            if name not in self._days_made_stale_by or name == self._table:
+            if name not in self._undone:
                 continue
             after_version = earlier.get(name)
             if after_version is None:
-                after_version = (
-                    self._upstream[name].version_before(version)
-                    if name in self._upstream
-                    else version
-                )
-            if commit := self._find_foreign_commits(name, after_version, version).get(day):
+                after_version = self._undone[name].version_before(version)
+            if commit := self._foreign_commits(name, after_version, version).get(day):
                 return name, commit
         return None
 
-    def _upstream_versions(self, record: CommitRecord, day: date) -> Iterator[tuple[str, int]]:
-        inputs = record.for_day(day).inputs
-        for name in self._upstream:
-            if name in inputs and name in self._days_made_stale_by:
-                yield name, inputs[name]
-
     def _find_downstream(self, name: str, version: int) -> frozenset[date]:
         """Days downstream of the undone rows that an input held as of a version."""
-        if (name, version) not in self._downstream_days:
-            undone_days = self._upstream[name]
-            affected = undone_days.affected_days(version)
-            commit_versions = frozenset(
-                v
-                for v, days in undone_days.days_by_version.items()
-                if v <= version and days & affected
-            )
-            self._downstream_days[name, version] = (
-                self._find_reachable(name, affected, commit_versions) if affected else frozenset()
-            )
-        return self._downstream_days[name, version]
+        undone = self._undone[name]
+        affected = undone.affected_days(version)
+        versions = frozenset(
+            v for v, days in undone.days_by_version.items() if v <= version and days & affected
+        )
+        return self._reachable_days(name, affected, versions)
 
     def _find_reachable(
-        self, name: str, input_days: frozenset[date], commit_versions: frozenset[int]
+        self, name: str, input_days: frozenset[date], versions: frozenset[int]
     ) -> frozenset[date]:
-        """Days that the commits made stale and whose input digest depends on `input_days`."""
-        key = (name, input_days, commit_versions)
-        if key not in self._downstream_of_commits:
-            records = [
-                r for r in self._snapshot.ledgers[name].records if r.version in commit_versions
-            ]
-            stale_days = {
-                day for record in records for day in self._days_made_stale_by[name](record)
-            }
-            self._downstream_of_commits[key] = self._find_depending(name, input_days, stale_days)
-        return self._downstream_of_commits[key]
-
-    def _find_depending(
-        self, name: str, input_days: Collection[date], days: Collection[date]
-    ) -> frozenset[date]:
+        """Days that commits of an input made stale and whose input digest depends on its days."""
+        days = self._days_stale_by(name, versions) if input_days else ()
         return frozenset(self._snapshot.days_depending_on(self._table, days, name, input_days))
+
+    def _days_stale_by(self, name: str, versions: Container[int]) -> set[date]:
+        """Days that commits of an input made stale; after another writer's, all may be."""
+        days = set[date]()
+        for commit in self._snapshot.ledgers[name].all_commits:
+            if commit.version in versions:
+                days.update(
+                    self._snapshot.ledgers[self._table].published_days
+                    if isinstance(commit, ExternalCommit)
+                    else self._days_made_stale_by[name](commit)
+                )
+        return days
 
     def _find_foreign_commits(
         self, name: str, after_version: int, version: int
     ) -> dict[date, CommitRecord | ExternalCommit]:
         """Days that commits by others between two input versions made stale, with the commit."""
-        key = (name, after_version, version)
-        if key not in self._foreign_commits:
-            ledger = self._snapshot.ledgers[name]
-            undone_days = self._upstream.get(name) or _UndoneDays(ledger, {}, RowOrigins(ledger))
-            affected = undone_days.affected_days(version)
-            commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
-            for commit in ledger.all_commits:
-                if not after_version < commit.version <= version:
-                    continue
-                changed = {
-                    day
-                    for day in written_days(commit) - affected
-                    if undone_days.origins.origin_at(day, after_version)
-                    != undone_days.origins.origin_at(day, version)
-                    and commit.version not in undone_days.days_by_version
-                }
-                if changed:
-                    stale_days = (
-                        self._snapshot.ledgers[self._table].published_days
-                        if isinstance(commit, ExternalCommit)
-                        else set(self._days_made_stale_by[name](commit))
-                    )
-                    commits_by_day |= dict.fromkeys(
-                        self._find_depending(name, changed, stale_days), commit
-                    )
-            self._foreign_commits[key] = commits_by_day
-        return self._foreign_commits[key]
+        undone, origins = self._undone[name], self._undone[name].origins
+        affected = undone.affected_days(version)
+        commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
+        for commit in self._snapshot.ledgers[name].all_commits:
+            is_between = after_version < commit.version <= version
+            if not is_between or commit.version in undone.days_by_version:
+                continue
+            changed = frozenset(
+                day
+                for day in written_days(commit) - affected
+                if origins.origin_at(day, after_version) != origins.origin_at(day, version)
+            )
+            days = self._reachable_days(name, changed, frozenset([commit.version]))
+            commits_by_day |= dict.fromkeys(days, commit)
+        return commits_by_day
+
+
+class _UndoneCommits:
+    """The days of a table's commits that an undo reverts.
+
+    Those of the backfill itself, and those downstream: built from undone days of an input or, in a
+    stateful table, from the undone day before.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        origins: RowOrigins,
+        inputs: _UndoneInputs,
+        name: str,
+        is_direct: CommitFilter,
+    ) -> None:
+        """Find them in the order of the commits.
+
+        Args:
+            ledger: the table's ledger.
+            origins: row origins of the same ledger.
+            inputs: the undone days of its inputs.
+            name: the backfill that is undone.
+            is_direct: selects days that the backfill itself wrote.
+        """
+        self._ledger, self._origins, self._inputs = ledger, origins, inputs
+        #: By commit version.
+        self._undone: dict[int, set[date]] = {}
+        self._downstream: dict[int, set[date]] = {}
+        standing: dict[date, CommitRecord] = {}
+        for record in ledger.records:
+            undone = self._undone[record.version] = set()
+            downstream = self._downstream[record.version] = set()
+            restored = restored_versions(record)
+            for day in sorted(record.days.keys() | record.revoked_days):
+                # Days that are left out of the request, published first since, or changed by other
+                # inputs as well stay: they become stale once the day before them is reverted.
+                follows_undone_day = (
+                    day in record.days
+                    and day in standing
+                    and not is_commit_of(record, name)
+                    and self._follows_undone_day(record, day)
+                    and not inputs.find_foreign_commit(standing[day], record, day)
+                )
+                # An undo builds no day.
+                if day not in restored and (
+                    follows_undone_day or inputs.is_downstream(record, day)
+                ):
+                    downstream.add(day)
+                if day in downstream or is_direct(record, day):
+                    undone.add(day)
+            standing |= dict.fromkeys(record.days, record)
+            for day in record.revoked_days:
+                standing.pop(day, None)
+
+    def is_undone(self, record: CommitRecord, day: date) -> bool:
+        """Whether the backfill wrote a day of a commit, or it is downstream."""
+        return day in self._undone[record.version]
+
+    def is_downstream(self, record: CommitRecord, day: date) -> bool:
+        """Whether a day of a commit was built from undone rows."""
+        return day in self._downstream[record.version]
+
+    def is_recomputed(
+        self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
+    ) -> bool:
+        """Whether a downstream day was recomputed after its inputs were reverted."""
+        return (
+            isinstance(overwriting, CommitRecord)
+            and not change.external_between
+            and self.is_downstream(change.last_commit, day)
+            and not self.is_downstream(overwriting, day)
+            and self._inputs.are_reverted(change.last_commit, day)
+        )
+
+    def find_other_input(
+        self, previous: CommitRecord | None, record: CommitRecord, day: date
+    ) -> tuple[str, CommitRecord | ExternalCommit] | None:
+        """An input, or the table itself, and its commit by others, that also changed a day.
+
+        Between its previous commit and `record`, which is built from undone rows.
+        """
+        if previous and (commit := self._find_kept_day_before(previous, record, day)):
+            return self._ledger.table.name, commit
+        return self._inputs.find_foreign_commit(previous, record, day)
+
+    def _follows_undone_day(self, record: CommitRecord, day: date) -> bool:
+        """Whether the day before, as this commit of a stateful table read it, is undone."""
+        if not carries_state(self._ledger.table):
+            return False
+        origin = self._origins.origin_at(day - DAY, record.version)
+        return day - DAY in self._undone.get(origin, ())
+
+    def _find_kept_day_before(
+        self, previous: CommitRecord, record: CommitRecord, day: date
+    ) -> CommitRecord | ExternalCommit | None:
+        """The commit that changed the day before between two of a day, if it stands.
+
+        Not if this undo reverts it, or another one has: that one has left the day as it was.
+        """
+        if not carries_state(self._ledger.table):
+            return None
+        day_before = day - DAY
+        earlier, current = (
+            self._origins.origin_at(day_before, commit.version) for commit in (previous, record)
+        )
+        if (
+            earlier == current
+            or day_before in self._undone.get(current, ())
+            or self._origins.are_rows_reverted(day_before, current - 1, current)
+        ):
+            return None
+        return next((c for c in self._ledger.all_commits if c.version == current), None)
 
 
 def _overwrite_problems(
@@ -432,7 +378,7 @@ def _overwrite_problems(
 
 
 def _mixed_input_problems(
-    tracker: _DownstreamTracker,
+    undone: _UndoneCommits,
     ledger: Ledger,
     changes: Mapping[date, DayChange],
     is_direct: Callable[[CommitRecord, date], bool],
@@ -455,7 +401,7 @@ def _mixed_input_problems(
             continue
         start = max((n for n, found in enumerate(is_downstream, 1) if not found), default=0)
         previous, first, last = commits[start - 1] if start else None, commits[start], commits[-1]
-        if other_input := tracker.find_other_input(previous, last, day):
+        if other_input := undone.find_other_input(previous, last, day):
             commits_by_input[other_input[0]][day] = other_input[1]
         # A commit that took the day back has made no rows, with no code.
         if previous and day in previous.days and _is_within(change, previous.version):

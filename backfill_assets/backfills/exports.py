@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -319,23 +319,28 @@ def find_export_problems(
         except (pa.ArrowException, ValueError) as error:
             yield f"{file.path} cannot be read: {error}"
             continue
-        digests[file.day] = ", ".join(
-            f"{d} {day_numbers.digest}" for d, day_numbers in measured.items() if d != file.day
-        )
-        digests[file.day] = digests[file.day] or measured[file.day].digest
+        if other_days := sorted(str(day) for day in measured.keys() - {file.day}):
+            yield f"{file.path} has rows of other days: {', '.join(other_days)}"
+        digests[file.day] = measured.get(file.day, empty_day(table)).digest
     url = deployment.table_url(table.name)
     ledger = read_ledger(url, table)
     if ledger.version is None or ledger.version < manifest.version:
         yield f"{table.name} has no version {manifest.version} at {url}"
         return
-    exported = ledger.as_of(manifest.version)
+    yield from _find_digest_problems(manifest, digests, ledger.as_of(manifest.version))
+
+
+def _find_digest_problems(
+    manifest: ExportManifest, digests: Mapping[date, str], exported: Ledger
+) -> Iterator[str]:
+    """Days with other digests in the files, or in the log, than in the manifest."""
     for day, digest in manifest.digests.items():
         if rows_differ(digests[day], digest):
             yield f"{day}: the rows have digest {digests[day]}, the manifest says {digest}"
-        recorded = (
-            exported.latest[day].days[day].digest if day in exported.latest else "nothing on record"
-        )
-        if rows_differ(recorded, digest):
+        record = exported.latest.get(day)
+        if record is None:
+            yield f"{day}: the log has no record of it in version {manifest.version}"
+        elif rows_differ(recorded := record.days[day].digest, digest):
             yield f"{day}: the log says {recorded} of version {manifest.version}, not {digest}"
 
 

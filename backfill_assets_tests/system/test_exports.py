@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from backfill_assets import cli
+from backfill_assets.audit.verdicts import empty_day
+from backfill_assets.backfills import exports
 from backfill_assets.backfills.exports import (
     MANIFEST,
     ExportError,
+    ExportManifest,
+    describe_file,
     export_days,
     find_export_problems,
     read_manifest,
@@ -24,7 +30,7 @@ from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.command_line import refusal_message
-from backfill_assets_tests.helpers.invented_logs import days
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 from backfill_assets_tests.helpers.written_logs import commit_days, commit_with_record
 
@@ -148,6 +154,39 @@ def test_what_was_changed_is_found(pipeline, tmp_path, capsys):
         read_manifest(folder)
     assert cli.main(["verify-export", str(tmp_path / "warehouse")]) == 3
     assert "holds no export" in refusal_message(capsys, "verify-export")
+
+
+def test_files_with_other_days_and_days_without_a_record_are_found(tmp_path, monkeypatch):
+    """Their digests cannot be compared, which shows nothing; nor has an empty file the day."""
+    deployment = Deployment(load_settings(warehouse=f"{tmp_path}/warehouse"))
+    contents = {day(1): [day(2)], day(3): []}
+    for d, others in contents.items():
+        pq.write_table(pa.table({"days": pa.array(others, pa.date32())}), tmp_path / f"{d}.parquet")
+    manifest = ExportManifest(
+        FACT.name,
+        str(DAYS),
+        version=0,
+        columns={},
+        rows=2,
+        digests=dict.fromkeys(contents, "1-2-3-nested"),
+        made_by=[],
+        files=[describe_file(tmp_path, f"{d}.parquet", d, 1) for d in contents],
+    )
+    monkeypatch.setattr(exports, "create_frame", lambda _, __, rows: rows["days"].to_pylist())
+    monkeypatch.setattr(
+        exports,
+        "measure_days",
+        lambda found, table: {d: replace(empty_day(table), digest="1-2-3-nested") for d in found},
+    )
+    known = ledger(FACT, record(0, days(1), digest="1-2-3-nested"))
+    monkeypatch.setattr(exports, "read_ledger", lambda *_: known)
+    no_engine = cast("SparkSession", None)
+    assert [*find_export_problems(deployment, no_engine, tmp_path, manifest)] == [
+        f"{day(1)}.parquet has rows of other days: {day(2)}",
+        f"{day(1)}: the rows have digest 0-0-0, the manifest says 1-2-3-nested",
+        f"{day(3)}: the rows have digest 0-0-0, the manifest says 1-2-3-nested",
+        f"{day(3)}: the log has no record of it in version 0",
+    ]
 
 
 def test_days_that_are_not_as_published_are_not_exported(tmp_path):
