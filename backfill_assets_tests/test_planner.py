@@ -267,7 +267,7 @@ def test_other_requests_are_not_refused(request_):
 
 
 def test_weeks_that_cannot_be_built_are_named_with_the_day_on_which_they_are_due(monkeypatch):
-    monkeypatch.setattr(planner, "datetime", _LastHourOfFebruary)
+    monkeypatch.setattr("backfill_assets.deployment.datetime", _LastHourOfFebruary)
     deployment = make_deployment(start=day(3), end=None, lag_days=2)
     begins = "weekly[2024-01-01] begins before its first day, 2024-01-03"
     is_open = "weekly[2024-02-26] is not over before 2024-03-03: it is due on 2024-03-05"
@@ -295,7 +295,7 @@ class _LastHourOfFebruary(datetime):
     ("zone", "is_retired"), [("UTC", False), ("Asia/Tokyo", True), ("America/New_York", False)]
 )
 def test_a_table_is_retired_from_a_day_of_the_business_on(zone, is_retired, monkeypatch):
-    monkeypatch.setattr(planner, "datetime", _LastHourOfFebruary)
+    monkeypatch.setattr("backfill_assets.deployment.datetime", _LastHourOfFebruary)
     deployment = make_deployment(timezone=zone)
     request = make_request(1, 3, taken_retired.name)
     if not is_retired:

@@ -188,12 +188,15 @@ def _stage_days(
 def _buildable_days(
     state: state_store.BackfillState, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[str, list[date]]]:
-    """Days by table, without those that follow by mapping only and whose input is missing."""
+    """Days by table, without those before its first, those not due, and those that lack an input.
+
+    The latter follow by mapping only.
+    """
     for table, requested in days.items():
         forecast = state.plan.tables[table]
-        blocked = {*partitions.from_ranges([*forecast.lacking, *forecast.other_settings])}
-        if buildable := [day for day in requested if day not in blocked]:
-            yield table, buildable
+        buildable = {*partitions.from_ranges(forecast.identical), *forecast.days_to_compute}
+        if stage_days := [day for day in requested if day in buildable]:
+            yield table, stage_days
 
 
 @dataclass(frozen=True)

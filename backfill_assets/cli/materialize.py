@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING
 
 import click
@@ -58,7 +58,7 @@ def materialize(
     from backfill_assets.delta.ledger_reader import read_ledgers
 
     deployment = Deployment(load_settings())
-    today = datetime.now(deployment.settings.zone).date()
+    today = deployment.today
     fed_tables = deployment.graph.without_retired(today).tables
     if retired := [name for name in tables if name not in fed_tables]:
         raise click.UsageError(f"{', '.join(retired)} is retired, and no longer built")
@@ -134,16 +134,23 @@ def _run_tables(
 def _find_partitions(
     out: Output, deployment: Deployment, tables: Mapping[str, Table], window: Window
 ) -> dict[str, list[date]]:
-    """The partitions of each table that contain some days, as far as Dagster has them."""
-    days_by_table = {}
+    """The partitions of each table that contain some days, from its first one to the last due."""
+    from backfill_assets.delta.history import format_windows
+
+    graph, days_by_table = deployment.graph, {}
     for name, table in tables.items():
         exists = table.grain.partitions_def(deployment.settings).has_partition_key
-        partitions = table.grain.partitions_of(window)
-        days_by_table[name] = [day for day in partitions if exists(str(day))]
-        if missing := [str(day) for day in partitions if not exists(str(day))]:
-            out.print_note(
-                f"Left     {name} [{', '.join(missing)}], which is not over, or before the start"
-            )
+        partitions, start = table.grain.partitions_of(window), graph.policy_of(name).start
+        existing = [day for day in partitions if exists(str(day)) and day >= start]
+        early = [day for day in existing if graph.last_arrival(name, day) >= deployment.today]
+        days_by_table[name] = [day for day in existing if day not in early]
+        for days, reason in (
+            ([day for day in partitions if day not in existing], "not over, or before the start"),
+            (early, "not due yet: lines of it are still to come"),
+        ):
+            if days:
+                ranges = format_windows(table.grain.gapless_ranges(days))
+                out.print_note(f"Left     {name} [{ranges}], which is {reason}")
     return days_by_table
 
 

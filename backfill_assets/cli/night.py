@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     from backfill_assets.monitoring.next_runs import RunPlanner, run_night, tables_in_progress
     from backfill_assets.shadow.switch import save_consistent_versions
 
-    now = datetime.now(deployment.settings.zone).date()
+    now = deployment.today
     planner, today = RunPlanner(deployment, now), as_of or now
     with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
         find_busy_tables = partial(
