@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from functools import cache
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.backfills import planner
+from backfill_assets.backfills import closing, planner
 from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
@@ -44,6 +45,7 @@ from backfill_assets.orders.tables import (
     CURRENT,
     FACT,
     LATENESS,
+    ORDER_LINES,
     RAW,
     REJECTED,
     STAGED,
@@ -51,6 +53,7 @@ from backfill_assets.orders.tables import (
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import digest_load_plans, plan_load
 from backfill_assets_guide.examples.web_events import VISITS
+from backfill_assets_tests.helpers.invented_listings import write_landing
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.invented_runs import CODE, InventedRuns
 from backfill_assets_tests.helpers.memory_instance import memory_instance
@@ -759,3 +762,51 @@ def test_of_many_files_some_are_sampled(watched, last, limit, sampled_days, line
         make_skew(column, above, *sampled_days, one_key=1.0, lines=lines, at=1)
         for column, above in (("order_id", 0.2), ("customer_id", 0.5))
     )
+
+
+# --- arrival days that are closed -----------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded_days(monkeypatch, tmp_path) -> Deployment:
+    """Orders of days 1 and 40 have landed and are loaded; days 2 to 38 are empty, 38 is closed."""
+    manifests = {
+        day(1): LoadManifest(present_days=frozenset({day(1)})),
+        day(40): LoadManifest(present_days=frozenset({day(40)})),
+        **{day(n): LoadManifest(closed=n in (3, 38)) for n in range(2, 40)},
+    }
+    landing = {str(d): manifest.as_json for d, manifest in manifests.items()}
+    log = ledger(RAW, record(1, manifests, landing=landing))
+    monkeypatch.setattr(closing, "read_ledger", lambda *_: log)
+    write_landing(tmp_path, "a=1", *[None] * 37, "a=39")
+    return Deployment(load_settings(landing=str(tmp_path), start=day(1), end=None))
+
+
+@pytest.mark.parametrize(
+    ("n", "reopen", "reason"),
+    [
+        (-3, False, "is before the first day of the source, 2024-01-01"),
+        (1, False, "has a folder: arrival_date=2024-01-01 has come"),
+        (39, False, "has a folder: arrival_date=2024-02-08 has come"),
+        (40, False, "has a folder: arrival_date=2024-02-09 has come"),
+        (900_000, False, "is not over: its folder may still come"),
+        (2, True, "is not closed"),
+        (41, True, "is not closed"),
+        (3, True, "is not waited for: the folder of 2024-02-09 has come, 30 days later or more"),
+    ],
+)
+def test_days_that_cannot_be_closed_or_opened(loaded_days, n, reopen, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
+
+
+def test_days_that_can_be_closed_or_opened(loaded_days):
+    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(20), day(25)), reopen=False)
+    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(38), day(39)), reopen=True)
+    with pytest.raises(ValueError, match="is no arrival day of the source"):
+        closing.refuse_closing(
+            loaded_days,
+            replace(ORDER_LINES, arrives_on="mon"),
+            Window(day(38), day(39)),
+            reopen=True,
+        )

@@ -1,4 +1,4 @@
-"""The command `materialize`: any days of tables, in one run."""
+"""The commands that run assets: `materialize`, and `close` and `reopen` of arrival days."""
 
 from __future__ import annotations
 
@@ -94,6 +94,57 @@ def materialize(
                 for name, days in stale_days.items()
             }
         return status
+
+
+_CLOSE_HELP = "Why, for the record."
+
+
+@command("close visits 2024-01-06,2024-01-07 --reason 'public holiday'")
+@click.argument("source")
+@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.option("--reason", required=True, help=_CLOSE_HELP)
+def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
+    """Say that nothing will come for arrival days of a source.
+
+    They are loaded as empty days, and no window waits for their folders any more. A folder that
+    comes after all is loaded. Needs DAGSTER_HOME.
+    """
+    return _change_closing(out, source, partitions, reason, reopen=False)
+
+
+@command("reopen visits 2024-01-06 --reason 'it comes on Monday'")
+@click.argument("source")
+@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.option("--reason", required=True, help=_CLOSE_HELP)
+def reopen(out: Output, source: str, partitions: Window, reason: str) -> Status:
+    """Wait again for the folders of arrival days that were closed.
+
+    Needs DAGSTER_HOME.
+    """
+    return _change_closing(out, source, partitions, reason, reopen=True)
+
+
+def _change_closing(out: Output, source: str, days: Window, reason: str, *, reopen: bool) -> Status:
+    """Close arrival days or open them again, by a run that loads them; `FINDING` if it failed."""
+    from backfill_assets.backfills.closing import closing_tags, refuse_closing
+    from backfill_assets.monitoring.next_runs import assets_of
+
+    deployment = Deployment(load_settings())
+    declared_source = parameters.find_source(deployment, source)
+    with parameters.open_instance() as dagster:
+        try:
+            refuse_closing(deployment, declared_source, days, reopen=reopen)
+        except ValueError as error:
+            raise CannotRunError(str(error)) from error
+        tables = deployment.graph.loaded_with(declared_source.raw.name)
+        assets, tags = assets_of(tables, deployment.tables), closing_tags(reason, reopen=reopen)
+        if not run_days(out, dagster.root_directory, assets, days, tags):
+            out.print_text("FAILED   see above; the days are as they were")
+            return Status.FINDING
+    verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
+    out.print_text(f"{verb} {declared_source.name} [{days}]")
+    out.print_note("Next     the next night loads the days after them, and closes their windows")
+    return Status.FINE
 
 
 def _run_tables(

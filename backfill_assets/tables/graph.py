@@ -29,6 +29,7 @@ from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Dependency, Inputs, Table
+from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 
@@ -69,6 +70,19 @@ class Graph:
             for table in self.tables.values()
             if isinstance(table, SourceTable)
         }
+
+    def find_source(self, name: str) -> Source:
+        """The source of a name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        by_name = {source.name: source for source in self.sources.values()}
+        if name not in by_name:
+            raise ValueError(
+                f"there is no source {name}{suggest_name(name, by_name)}. Nothing was done"
+            )
+        return by_name[name]
 
     def source_logs(self, name: str) -> frozenset[str]:
         """The raw logs that a table is built from, directly or indirectly."""
