@@ -334,7 +334,17 @@ def test_the_days_on_which_folders_are_expected(arrives_on, expected):
 
 @pytest.mark.parametrize(
     "arrives_on",
-    ["", "mon-xyz", "mo-fr", [], ["mon", START], [1], 5, lambda day: day.day, [datetime.max]],
+    [
+        "",
+        "mon-xyz",
+        "mo-fr",
+        [],
+        ["mon", START],
+        [1],
+        5,
+        lambda day: day.day,
+        [datetime(2024, 1, 1, tzinfo=timezone.utc)],
+    ],
 )
 def test_what_names_no_days(arrives_on):
     with pytest.raises((ValueError, TypeError)):

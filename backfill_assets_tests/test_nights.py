@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from inspect import Parameter, Signature
@@ -17,6 +17,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import MONTH, PREVIOUS_DAY, WEEK, Reads, Source, table
+from backfill_assets.backfills.backfill_plan import DayOutcome
+from backfill_assets.backfills.forecast import forecast_days
 from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, to_ranges
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
@@ -97,10 +99,9 @@ class Delivery:
 class World:
     """Three sources, tables over them, and what the nights have published."""
 
-    def __init__(self, seed: int, *, punctual: bool) -> None:
-        chance = random.Random(seed)
-        self.lag_days = chance.choice([1, 1, 2])
-        self.deliveries = {name: _deliver(chance, punctual=punctual) for name in "abc"}
+    def __init__(self, deliveries: Iterable[Delivery], lag_days: int = 1) -> None:
+        self.lag_days = lag_days
+        self.deliveries = dict(zip("abc", deliveries, strict=True))
         tables = [*self._declare()]
         policy = POLICY.__class__(
             start=day(1),
@@ -376,7 +377,9 @@ FEW = 2
 @pytest.mark.parametrize("punctual", [True, False])
 def test_each_night_builds_what_is_due(seed, punctual):
     """Where each folder comes as it is expected, no state is bad on any night."""
-    world = World(seed, punctual=punctual)
+    chance = random.Random(seed)
+    lag_days = chance.choice([1, 1, 2])
+    world = World((_deliver(chance, punctual=punctual) for _ in "abc"), lag_days)
     for today in Window(day(2), day(2 + NIGHTS)):
         world.play_night(today)
         check_missing_days(world, today)
@@ -425,3 +428,30 @@ def check_tables(world: World, today: date) -> None:
                 for d in ledgers[name].published_days
                 if not delivery.expects(d) and not delivery.has_come(d, today)
             }
+
+
+def test_a_run_leaves_days_that_are_not_due_whoever_launches_it():
+    """A plan says so. What was published before the declaration is built as ever."""
+    daily = frozenset(range(7))
+    came = {d: d + DAY for d in Window(day(1), day(20))}
+    world = World(Delivery(daily, n, day(1), came) for n in (0, 2, 0))
+    today, days = day(10), [day(7), day(8), day(9)]
+    world.play_night(today)
+    assert world.ledgers["pair"].published_days == {*Window(day(1), day(8))}
+    snapshot = world.snapshot(today)
+    assessments = assess(snapshot, "pair", days, requested=days)
+    assert [a.not_due for a in assessments.values()] == [False, True, True]
+    assert [a.can_change for a in assessments.values()] == [True, False, False]
+    assert [world.graph.due_date("pair", d) for d in days] == [day(10), day(11), day(12)]
+    versions = dict.fromkeys(world.graph.tables, "code")
+    forecasts = forecast_days(replace(snapshot, code_versions=versions), {"pair": days})
+    outcomes = [day_forecast.outcome for day_forecast in forecasts["pair"].values()]
+    assert outcomes == [DayOutcome.IDENTICAL, DayOutcome.NOT_DUE, DayOutcome.NOT_DUE]
+    # A source that comes on the day itself is not waited for.
+    assert not any(a.not_due for a in assess(snapshot, "stg_a", days).values())
+    published = Ledger(world.graph.tables["pair"], 0, [record(0, days)])
+    with_days = replace(snapshot, ledgers={**snapshot.ledgers, "pair": published})
+    assert not any(a.not_due for a in assess(with_days, "pair", days).values())
+    # Without a known business day, every day is due.
+    any_day = replace(snapshot, today=date.max)
+    assert not any(a.not_due for a in assess(any_day, "pair", days).values())
