@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import pandas as pd
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
@@ -62,12 +63,11 @@ TICKETS = Source(
 )
 
 
-@F.udf(T.StringType())
-def grade_air(pm10: float | None) -> str | None:
-    """The grade of a mean value of fine dust; null if there is none."""
-    if pm10 is None:
-        return None
-    return "good" if pm10 <= 20 else "fair" if pm10 <= 40 else "poor"
+@F.pandas_udf(T.StringType())
+def grade_air(pm10: pd.Series) -> pd.Series:
+    """The grades of mean values of fine dust; null where there is none."""
+    grades = pd.cut(pm10, [-1, 20, 40, float("inf")], labels=["good", "fair", "poor"])
+    return grades.astype(object).where(pm10.notna(), None)
 
 
 class DistrictDay(pa.DataFrameModel):
