@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,11 @@ class Deployment:
         from backfill_assets.calendar.late_data import Policy
 
         return Policy.from_settings(self.settings)
+
+    @property
+    def today(self) -> date:
+        """The business day: the date in the time zone of the deployment."""
+        return datetime.now(self.settings.zone).date()
 
     @cached_property
     def code(self) -> Code:

@@ -185,7 +185,7 @@ def plan_run(world: RandomLedgers, name: str, days: Iterable[date], **request: A
         "config_digest": world.deployment.config_digests[name],
     }
     asked_for = RunRequest(DaySet.from_days(days), record, **request)
-    snapshot = publisher.snapshot(asked_for, graph, known)
+    snapshot = replace(publisher.snapshot(asked_for, graph, known), today=world.today)
     return publisher.plan_days(asked_for, known[name].table, snapshot, sources)
 
 

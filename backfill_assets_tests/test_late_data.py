@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill_assets.calendar.late_data import (
+    ArrivalDays,
     Policy,
     combine_policies,
     lines_within,
@@ -301,3 +302,77 @@ def test_mapping_crosses_a_change_of_the_clock():
     )
     keys = sorted(mapped.partitions_subset.get_partition_keys())
     assert keys == list_keys("2024-03-29", "2024-04-05")  # summer time begins on the 31st
+
+
+# --- arrival days ---------------------------------------------------------------------------------
+
+#: Monday to Sunday.
+A_WEEK = Window(START, START + 7 * DAY)
+
+
+@pytest.mark.parametrize(
+    ("arrives_on", "expected"),
+    [
+        (None, "0123456"),
+        ("mon-sat", "012345"),
+        ("Mon - Fri", "01234"),
+        ("sat-sun", "56"),
+        ("sat-mon", "056"),
+        ("mon, thu", "03"),
+        ("wednesday", "2"),
+        (["mon", "thu"], "03"),
+        ({"sun"}, "6"),
+        ({START, START + 2 * DAY}, "02"),
+        ([START], "0"),
+        (lambda day: day.day % 2 == 0, "135"),
+    ],
+)
+def test_the_days_on_which_folders_are_expected(arrives_on, expected):
+    days = ArrivalDays.parse(arrives_on)
+    assert "".join(str(day.weekday()) for day in A_WEEK if day in days) == expected
+
+
+@pytest.mark.parametrize(
+    "arrives_on",
+    [
+        "",
+        "mon-xyz",
+        "mo-fr",
+        [],
+        ["mon", START],
+        [1],
+        5,
+        lambda day: day.day,
+        [datetime(2024, 1, 1, tzinfo=timezone.utc)],
+    ],
+)
+def test_what_names_no_days(arrives_on):
+    with pytest.raises((ValueError, TypeError)):
+        ArrivalDays.parse(arrives_on)
+
+
+@pytest.mark.parametrize(
+    ("arrives_after", "arrives_on", "arrivals"),
+    [
+        (0, None, (0, 1, 2, 3, 4, 5, 6)),
+        (2, None, (2, 3, 4, 5, 6, 7, 8)),
+        # Nothing is expected on Sunday: there is nothing.
+        (0, "mon-sat", (0, 1, 2, 3, 4, 5, 6)),
+        # The lines of Friday to Sunday come on Monday.
+        (1, "mon-fri", (1, 2, 3, 4, 7, 7, 7)),
+        (3, "sun", (6, 6, 6, 6, 13, 13, 13)),
+        # The days that a module gives may end: then lines are not waited for any longer.
+        (1, {START}, (1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_lines_wait_for_the_next_arrival_day(arrives_after, arrives_on, arrivals):
+    policy = replace(
+        POLICY, arrives_after=arrives_after, arrival_days=ArrivalDays.parse(arrives_on)
+    )
+    assert tuple((policy.arrival_of(day) - START).days for day in A_WEEK) == arrivals
+
+
+def test_of_several_sources_a_day_counts_on_which_all_deliver():
+    policies = [replace(POLICY, arrival_days=ArrivalDays.parse(t)) for t in ("mon-fri", "fri-sun")]
+    days = combine_policies(policies).arrival_days
+    assert [day.weekday() for day in A_WEEK if day in days] == [4]

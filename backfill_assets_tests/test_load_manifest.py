@@ -21,6 +21,7 @@ from backfill_assets.landing.load_manifest import (
     needs_reload,
 )
 from backfill_assets_tests.helpers.invented_listings import InventedListing, file_path, make_landing
+from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import START, day
 
 
@@ -176,6 +177,8 @@ def test_the_fingerprint_is_the_one_that_commits_hold(manifest, digest):
         (3, (), {}, False),
         (3, (2,), {"closed": True}, True),
         (3, (), {"closed": True}, False),
+        (3, (3,), {"day_before_closed": True}, True),
+        (3, (), {"closed": True, "day_before_closed": True}, True),
         (3, (2, 3), {"awaiting_approval": {file_path(3, "a"): "d"}}, False),
         # Nothing is due before the first day of all.
         (1, (1,), {}, True),
@@ -519,26 +522,28 @@ def test_a_second_file_is_held_back_beside_the_first():
 
 
 def test_a_day_is_closed_if_it_has_no_folder():
-    assert load_target(day(2), None, make_landing("a=1"), close=True).manifest.closed
-    assert not load_target(day(2), None, make_landing("a=1", ""), close=True).manifest.closed
+    assert load_target(day(2), None, make_landing("a=1"), closed_days=days(2)).manifest.closed
+    assert not load_target(
+        day(2), None, make_landing("a=1", ""), closed_days=days(2)
+    ).manifest.closed
     assert not load_target(day(2), None, make_landing("a=1")).manifest.closed
 
 
 def test_closing_a_day_is_news_once():
     before = loaded_manifest(2, make_landing("a=1"))
-    closed = load_target(day(2), before, make_landing("a=1"), close=True)
+    closed = load_target(day(2), before, make_landing("a=1"), closed_days=days(2))
     assert needs_reload(before, closed)
     assert describe_change(before, closed) == "nothing more is expected"
     # From then on it is so, whoever asks.
-    assert load_target(day(2), closed.manifest, make_landing("a=1")).manifest.closed
     assert not needs_reload(
-        closed.manifest, load_target(day(2), closed.manifest, make_landing("a=1"), close=True)
+        closed.manifest,
+        load_target(day(2), closed.manifest, make_landing("a=1"), closed_days=days(2)),
     )
 
 
 def test_a_folder_that_comes_after_all():
-    closed = loaded_manifest(2, make_landing("a=1"), close=True)
-    result = load_target(day(2), closed, make_landing("a=1", "b=22"), close=True)
+    closed = loaded_manifest(2, make_landing("a=1"), closed_days=days(2))
+    result = load_target(day(2), closed, make_landing("a=1", "b=22"), closed_days=days(2))
     assert not result.manifest.closed
     assert needs_reload(closed, result)
     assert describe_change(closed, result) == "new files, its folder has come"
@@ -568,12 +573,12 @@ def test_news_are_told_together():
     )
     accepted = file_names(1, "b")
     now = make_landing("a=other b=less c=new", at=2)
-    closed = load_target(day(2), record, now, accepted=accepted, close=True)
+    closed = load_target(day(2), record, now, accepted=accepted, closed_days=days(2))
     assert describe_change(record, closed) == (
         "new files, other content, accepted files, nothing more is expected"
     )
     now = make_landing("a=other b=less c=new", "", at=2)
-    come = load_target(day(2), record, now, accepted=accepted, close=True)
+    come = load_target(day(2), record, now, accepted=accepted, closed_days=days(2))
     assert describe_change(record, come) == (
         "new files, other content, accepted files, its folder has come"
     )
@@ -721,7 +726,7 @@ def test_an_undone_day_lacks_the_rows_of_files_that_lie_there_still():
 
 def test_an_undo_gives_the_files_back_and_forgets_no_folder_and_no_decision():
     first = loaded_manifest(2, make_landing("a=1"))
-    second = loaded_manifest(2, make_landing("a=1 c=3"), first, close=True)
+    second = loaded_manifest(2, make_landing("a=1 c=3"), first, closed_days=days(2))
     assert after_undo(first, second) == LoadManifest(
         first.files, frozenset({day(1)}), closed=True, known_before_undo=second
     )
@@ -754,11 +759,13 @@ def test_that_nothing_more_is_expected_of_an_undone_day_is_news():
     back = after_undo(first, first)
     now = make_landing("a=1")
     assert not needs_reload(back, load_target(day(2), back, now))
-    assert needs_reload(back, load_target(day(2), back, now, close=True))
+    assert needs_reload(back, load_target(day(2), back, now, closed_days=days(2)))
 
 
 def test_a_folder_that_other_days_were_loaded_from_is_news_of_an_undone_day():
     first = loaded_manifest(2, make_landing())
     back = after_undo(first, replace(first, closed=True))
-    assert not needs_reload(back, load_target(day(2), back, make_landing()))
-    assert needs_reload(back, load_target(day(2), back, make_landing(), arrived_days=[day(1)]))
+    how = {"closed_days": days(2)}
+    assert not needs_reload(back, load_target(day(2), back, make_landing(), **how))
+    come = load_target(day(2), back, make_landing(), arrived_days=[day(1)], **how)
+    assert needs_reload(back, come)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from functools import cache
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.backfills import planner
+from backfill_assets.backfills import closing, planner
 from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
@@ -44,6 +45,7 @@ from backfill_assets.orders.tables import (
     CURRENT,
     FACT,
     LATENESS,
+    ORDER_LINES,
     RAW,
     REJECTED,
     STAGED,
@@ -51,6 +53,7 @@ from backfill_assets.orders.tables import (
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import digest_load_plans, plan_load
 from backfill_assets_guide.examples.web_events import VISITS
+from backfill_assets_tests.helpers.invented_listings import write_landing
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.invented_runs import CODE, InventedRuns
 from backfill_assets_tests.helpers.memory_instance import memory_instance
@@ -267,7 +270,7 @@ def test_other_requests_are_not_refused(request_):
 
 
 def test_weeks_that_cannot_be_built_are_named_with_the_day_on_which_they_are_due(monkeypatch):
-    monkeypatch.setattr(planner, "datetime", _LastHourOfFebruary)
+    monkeypatch.setattr("backfill_assets.deployment.datetime", _LastHourOfFebruary)
     deployment = make_deployment(start=day(3), end=None, lag_days=2)
     begins = "weekly[2024-01-01] begins before its first day, 2024-01-03"
     is_open = "weekly[2024-02-26] is not over before 2024-03-03: it is due on 2024-03-05"
@@ -295,7 +298,7 @@ class _LastHourOfFebruary(datetime):
     ("zone", "is_retired"), [("UTC", False), ("Asia/Tokyo", True), ("America/New_York", False)]
 )
 def test_a_table_is_retired_from_a_day_of_the_business_on(zone, is_retired, monkeypatch):
-    monkeypatch.setattr(planner, "datetime", _LastHourOfFebruary)
+    monkeypatch.setattr("backfill_assets.deployment.datetime", _LastHourOfFebruary)
     deployment = make_deployment(timezone=zone)
     request = make_request(1, 3, taken_retired.name)
     if not is_retired:
@@ -759,3 +762,51 @@ def test_of_many_files_some_are_sampled(watched, last, limit, sampled_days, line
         make_skew(column, above, *sampled_days, one_key=1.0, lines=lines, at=1)
         for column, above in (("order_id", 0.2), ("customer_id", 0.5))
     )
+
+
+# --- arrival days that are closed -----------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded_days(monkeypatch, tmp_path) -> Deployment:
+    """Orders of days 1 and 40 have landed and are loaded; days 2 to 38 are empty, 38 is closed."""
+    manifests = {
+        day(1): LoadManifest(present_days=frozenset({day(1)})),
+        day(40): LoadManifest(present_days=frozenset({day(40)})),
+        **{day(n): LoadManifest(closed=n in (3, 38)) for n in range(2, 40)},
+    }
+    landing = {str(d): manifest.as_json for d, manifest in manifests.items()}
+    log = ledger(RAW, record(1, manifests, landing=landing))
+    monkeypatch.setattr(closing, "read_ledger", lambda *_: log)
+    write_landing(tmp_path, "a=1", *[None] * 37, "a=39")
+    return Deployment(load_settings(landing=str(tmp_path), start=day(1), end=None))
+
+
+@pytest.mark.parametrize(
+    ("n", "reopen", "reason"),
+    [
+        (-3, False, "is before the first day of the source, 2024-01-01"),
+        (1, False, "has a folder: arrival_date=2024-01-01 has come"),
+        (39, False, "has a folder: arrival_date=2024-02-08 has come"),
+        (40, False, "has a folder: arrival_date=2024-02-09 has come"),
+        (900_000, False, "is not over: its folder may still come"),
+        (2, True, "is not closed"),
+        (41, True, "is not closed"),
+        (3, True, "is not waited for: the folder of 2024-02-09 has come, 30 days later or more"),
+    ],
+)
+def test_days_that_cannot_be_closed_or_opened(loaded_days, n, reopen, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
+
+
+def test_days_that_can_be_closed_or_opened(loaded_days):
+    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(20), day(25)), reopen=False)
+    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(38), day(39)), reopen=True)
+    with pytest.raises(ValueError, match="is no arrival day of the source"):
+        closing.refuse_closing(
+            loaded_days,
+            replace(ORDER_LINES, arrives_on="mon"),
+            Window(day(38), day(39)),
+            reopen=True,
+        )

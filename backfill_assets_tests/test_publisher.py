@@ -95,6 +95,7 @@ def make_publisher(**fields: Any) -> DeltaIOManager:
         settings=SimpleNamespace(**settings),
         code=Code("release", tables=dict.fromkeys(DIGESTS, "code"), **code),
         config_digests=DIGESTS,
+        today=date.max,
     )
     return DeltaIOManager(deployment, IdleEngine(spark_config={}, jars=""))
 

@@ -380,6 +380,7 @@ def test_the_order_is_that_of_the_declaration():
     assert [state for state in DayState if state in CAUSES] == list(CAUSES)
     assert [state for state in DayState if state.is_good] == [
         DayState.RETIRED,
+        DayState.NOT_EXPECTED,
         DayState.OPEN,
         DayState.FINAL,
         DayState.FRESH,
@@ -502,6 +503,7 @@ def test_summary_counts_every_state():
         "replaced file waits": 0,
         "input missing": 0,
         "retired": 0,
+        "not expected": 0,
         "open": 0,
         "final": 0,
         "fresh": 2,

@@ -161,7 +161,7 @@ def test_what_is_loaded_closes_days_whose_folder_is_missing_for_long():
         3: False,
     }
     # A person may close one before.
-    asked = load_targets(loaded, listing, days(1, 3), POLICY, close=True)
+    asked = load_targets(loaded, listing, days(1, 3), POLICY, close=days(1, 3))
     assert {n: target.manifest.closed for n, target in by_number(asked).items()} == {
         1: False,
         3: True,
@@ -286,7 +286,8 @@ def test_a_plan_stops_waiting_for_a_folder_as_a_load_does(tmp_path):
     log = load_log(landing, *range(1, 8))
     assert by_number(plan_days(landing, log, 2, 3).changes) == {
         2: "nothing more is expected",
-        3: "",
+        # It needs that folder no more either.
+        3: "nothing more is expected",
     }
 
 

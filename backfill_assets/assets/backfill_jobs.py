@@ -9,10 +9,11 @@ from pydantic import Field
 
 from backfill_assets.backfills import backfill_plan, reconcile, stages, state_store
 from backfill_assets.backfills.changes import is_commit_of, reverted_by_table
+from backfill_assets.backfills.closing import closing_tags, refuse_closing
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
-from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
@@ -75,6 +76,15 @@ class ReconcileConfig(dg.Config):
 RECONCILE_RESULT = "result"
 
 
+class CloseConfig(dg.Config):
+    """Which arrival days to close."""
+
+    source: str = Field(description="Name of the source.")
+    days: str = Field(description="FIRST...LAST, both included; or several, with commas.")
+    reason: str = Field(description="Why nothing will come, for the record.")
+    reopen: bool = Field(False, description="Wait for folders of closed days again.")
+
+
 def create_plan(
     deployment: Deployment,
     graph: BaseAssetGraph,
@@ -109,12 +119,7 @@ def launch_plan(
             reverted; or a daemon that the backfill needs is not running.
         ValueError: one of its tables has been retired since.
     """
-    if missing_daemons := stages.missing_daemons(instance):
-        raise BackfillRefusedError(
-            f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so "
-            "nothing would happen: start the deployment (`make ui`, or dagster-daemon) first. "
-            "Nothing was launched."
-        )
+    stages.refuse_without_daemons(instance)
     backfill_state = state_store.load(instance, id_)
     refuse_invalid_request(deployment, backfill_state.plan.parameters)
     if backfill_state.stage and not backfill_state.complete:
@@ -250,6 +255,42 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
     return reconcile_job
 
 
+def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinition:
+    """Build the job `close`, which launches the load of arrival days without a folder."""
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def close_days(context: dg.OpExecutionContext, config: CloseConfig) -> None:
+        id_ = first_attempt(context.instance, context.run).run_id[:8]
+        try:
+            stages.refuse_without_daemons(context.instance)
+            source = deployment.graph.find_source(config.source)
+            days = parse_calendar_days(config.days, deployment.settings)
+            refuse_closing(deployment, source, days, reopen=config.reopen)
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        tables = deployment.graph.loaded_with(source.raw.name)
+        verb = "reopen" if config.reopen else "close"
+        stages.add_backfill(
+            context.instance,
+            graph,
+            id_,
+            dict.fromkeys(tables, days),
+            closing_tags(config.reason, reopen=config.reopen),
+            title=f"{verb} {source.name}: {len(days)} day(s)",
+            reason=config.reason,
+        )
+        context.add_output_metadata({"load": f"/runs/b/{id_}"})
+
+    @dg.job(
+        description="Says that nothing will come for arrival days of a source: they are loaded as "
+        "empty days, and no window waits for their folders any more. Or waits for them again."
+    )
+    def close() -> None:
+        close_days()
+
+    return close
+
+
 def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
     """Build the sensor that advances planned backfills; the job reconciles their stages."""
 
@@ -298,6 +339,7 @@ def build_backfill_jobs(
         _build_plan_job(deployment, graph, code),
         _build_launch_job(deployment, graph, code),
         reconcile,
+        _build_close_job(deployment, graph),
         maintenance.maintenance_job(deployment),
     ]
     return jobs, _build_stage_sensor(graph, reconcile)

@@ -47,6 +47,7 @@ class RawLoader:
         cache: caches a frame's rows once they are computed.
         accepted: what a person accepted, from the run's tag.
         close: whether to stop expecting missing folders, from the run's tag.
+        reopen: whether to expect them again, from the run's tag.
     """
 
     deployment: Deployment
@@ -55,6 +56,7 @@ class RawLoader:
     cache: Cache
     accepted: frozenset[str]
     close: bool
+    reopen: bool
     _parsed: dict[Any, raw_rows.ParsedFiles] = field(default_factory=dict)
 
     @property
@@ -77,7 +79,13 @@ class RawLoader:
         session = partial(self._start_session, listing, log, ledger, window)
         policy = self.source.policy(self.deployment.settings)
         targets = load_targets(
-            previous, listing, window, policy, accepted=self.accepted, close=self.close
+            previous,
+            listing,
+            window,
+            policy,
+            accepted=self.accepted,
+            close=window if self.close else (),
+            reopen=window if self.reopen else (),
         )
         snapshot = self.publisher.snapshot(
             request,
@@ -306,7 +314,9 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
     def read_source(context: dg.AssetExecutionContext) -> Iterator:
         tags = context.run.tags
         accepted = tags.get(raw_expectations.ACCEPT_TAG, "").split(",")
-        close = tags.get(types.CLOSE_TAG, "").lower() == "true"
+        close, reopen = (
+            tags.get(tag, "").lower() == "true" for tag in (types.CLOSE_TAG, types.REOPEN_TAG)
+        )
         with cache_frames() as cache:
             loader = RawLoader(
                 deployment,
@@ -315,6 +325,7 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
                 cache,
                 frozenset(name.strip() for name in accepted) - {""},
                 close,
+                reopen,
             )
             yield from yield_outputs(
                 context, [(table, partial(loader.compute, table)) for table in tables]

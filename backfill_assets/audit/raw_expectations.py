@@ -270,7 +270,13 @@ def _day_warnings(
     source: Source, parsed_files: ParsedFiles, day: date, target: LoadTarget, log: PublishedCounts
 ) -> list[str]:
     """Return the warnings with which a day is published."""
-    warnings = _first_messages(
+    warnings = []
+    if day in target.manifest.present_days and day not in source.arrival_days:
+        warnings.append(
+            f"{folder_name(day)} has come on a day on which nothing is expected (`arrives_on`): it "
+            "is loaded like any other"
+        )
+    warnings += _first_messages(
         "early lines may be missing, the day before has a file that cannot be read: {}",
         parsed_files.broken_by_day.get(day - DAY, ()),
     )

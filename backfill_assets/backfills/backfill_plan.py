@@ -134,6 +134,8 @@ class DayOutcome(enum.Enum):
     LACKING = "input missing"
     #: Cannot be built: an input day was built under other settings, and is not in the plan.
     OTHER_SETTINGS = "input made under other settings"
+    #: Left out: lines that it requires are still to come by the arrival days of a source.
+    NOT_DUE = "not due yet"
 
 
 class BackfillRequest(BaseModel, frozen=True):
@@ -216,6 +218,7 @@ class TableForecast(BaseModel, frozen=True):
         depends: see `DayOutcome`.
         lacking: see `DayOutcome`.
         other_settings: see `DayOutcome`.
+        not_due: see `DayOutcome`.
         final: the final days among all of these.
         why: days to compute, by reason.
         apart: the value of the table's grain, see `Grain`.
@@ -226,6 +229,7 @@ class TableForecast(BaseModel, frozen=True):
     depends: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
+    not_due: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     apart: int = 1

@@ -62,6 +62,8 @@ def forecast_days(
 def _forecast_day(
     snapshot: Snapshot, table: str, day: date, assessment: assess.DayAssessment, rewrite: bool
 ) -> DayForecast:
+    if assessment.not_due:
+        return DayForecast(DayOutcome.NOT_DUE)
     if obstacle := assessment.obstacle:
         return DayForecast(
             DayOutcome.OTHER_SETTINGS if obstacle.other_settings else DayOutcome.LACKING

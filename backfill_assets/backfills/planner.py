@@ -5,7 +5,7 @@ Reads the tables' logs, the listing of the landing and Dagster's run records.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -133,7 +133,7 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
             files are accepted for tables that are not loaded from files.
     """
     partitions.parse_calendar_days(request.days, deployment.settings)
-    today = _current_date(deployment)
+    today = deployment.today
     tables = buildable_tables(deployment.graph, request.tables, today)
     left_out = [*explain_left_out(deployment, tables, request.window, today)]
     if len(left_out) == sum(
@@ -176,17 +176,13 @@ def explain_left_out(
                 )
 
 
-def _current_date(deployment: Deployment) -> date:
-    return datetime.now(deployment.settings.zone).date()
-
-
 def _requested_tables(
     deployment: Deployment, request: backfill_plan.BackfillRequest
 ) -> tuple[str, ...]:
     """The requested tables, inputs first; a table may be retired since it was planned."""
     partitions.parse_calendar_days(request.days, deployment.settings)
     if not request.tables:
-        return buildable_tables(deployment.graph, (), _current_date(deployment))
+        return buildable_tables(deployment.graph, (), deployment.today)
     tables = deployment.tables
     if unknown := set(request.tables) - tables.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
@@ -209,7 +205,10 @@ def make_plan(
     tables = _requested_tables(deployment, request)
     request = request.model_copy(update={"tables": tables})
     window = request.window
-    days = days_by_table(graph, tables, window)
+    days = {
+        name: [day for day in table_days if day >= deployment.graph.policy_of(name).start]
+        for name, table_days in days_by_table(graph, tables, window).items()
+    }
     downstream_of_last_day = days_by_table(
         graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
@@ -244,7 +243,8 @@ def plan_backfill(
     """
     tables = deployment.graph
     load_plans = _load_plans(deployment, request, days, ledgers)
-    snapshot = _add_load_plans(Snapshot.from_deployment(deployment, ledgers, code=code), load_plans)
+    snapshot = Snapshot.from_deployment(deployment, ledgers, deployment.today, code)
+    snapshot = _add_load_plans(snapshot, load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
     final = final_days(snapshot, {day for table_days in days.values() for day in table_days})
     work = {

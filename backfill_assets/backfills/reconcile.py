@@ -7,7 +7,7 @@ Reads tables' logs; `diff_query` compares the rows.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from typing import Any
 
 import dagster as dg
@@ -423,7 +423,7 @@ def reconcile_backfill(
     ]
     if not provenance.days_by_code and not any(requested.days.values()):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
-    today = datetime.now(deployment.settings.zone).date()
+    today = deployment.today
     return ReconcileResult(
         name,
         reports,

@@ -5,7 +5,7 @@ the runs that reconcile them.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -129,8 +129,32 @@ def _submit_stage(
         tags[PARALLEL_TAG] = str(request.max_parallel)
     if request.max_retries is not None:
         tags["dagster/max_retries"] = str(request.max_retries)
-    stage = internals.PartitionBackfill.from_partitions_by_assets(
-        backfill_id=state.backfill_id,
+    add_backfill(
+        instance,
+        graph,
+        state.backfill_id,
+        days,
+        {key: value for key, value in tags.items() if value},
+        title=_stage_title(state.plan.id, name, window),
+        reason=request.reason,
+    )
+
+
+def add_backfill(
+    instance: dg.DagsterInstance,
+    graph: internals.BaseAssetGraph,
+    id_: str,
+    days: Mapping[str, Collection[date]],
+    tags: Mapping[str, str],
+    *,
+    title: str,
+    reason: str,
+) -> None:
+    """Submit days of tables to Dagster's backfill daemon, unless the id is submitted already."""
+    if instance.get_backfill(id_) is not None:
+        return
+    backfill = internals.PartitionBackfill.from_partitions_by_assets(
+        backfill_id=id_,
         asset_graph=graph,
         partitions_by_assets=[
             internals.PartitionsByAssetSelector(
@@ -147,19 +171,21 @@ def _submit_stage(
             for table, table_days in days.items()
         ],
         backfill_timestamp=time.time(),
-        tags={key: value for key, value in tags.items() if value},
+        tags=dict(tags),
         dynamic_partitions_store=instance,
-        title=_stage_title(state.plan.id, name, window),
-        description=request.reason or None,
+        title=title,
+        description=reason or None,
         run_config=None,
     )
-    # The daemon has nothing to do if no week ends in the stage.
-    stage = stage if days else stage.with_status(internals.BulkActionStatus.COMPLETED_SUCCESS)
+    # The daemon has nothing to do if no week ends in the days.
+    backfill = (
+        backfill if days else backfill.with_status(internals.BulkActionStatus.COMPLETED_SUCCESS)
+    )
     try:
-        instance.add_backfill(stage)
+        instance.add_backfill(backfill)
     except Exception:
         # The sensor and a person may submit at the same time; Dagster accepts each id only once.
-        if instance.get_backfill(state.backfill_id) is None:
+        if instance.get_backfill(id_) is None:
             raise
 
 
@@ -189,12 +215,15 @@ def _stage_days(
 def _buildable_days(
     state: state_store.BackfillState, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[str, list[date]]]:
-    """Days by table, without those that follow by mapping only and whose input is missing."""
+    """Days by table, without those before its first, those not due, and those that lack an input.
+
+    The latter follow by mapping only.
+    """
     for table, requested in days.items():
         forecast = state.plan.tables[table]
-        blocked = {*partitions.from_ranges([*forecast.lacking, *forecast.other_settings])}
-        if buildable := [day for day in requested if day not in blocked]:
-            yield table, buildable
+        buildable = {*partitions.from_ranges(forecast.identical), *forecast.days_to_compute}
+        if stage_days := [day for day in requested if day in buildable]:
+            yield table, stage_days
 
 
 @dataclass(frozen=True)
@@ -297,6 +326,20 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
     )
     bad = f", {failed} failed" if failed else ""
     return f"{prefix}: {built} of {all_} days of tables{bad}"
+
+
+def refuse_without_daemons(instance: dg.DagsterInstance) -> None:
+    """Raise if a backfill would not begin.
+
+    Raises:
+        BackfillRefusedError: a daemon that it needs is not running.
+    """
+    if missing := missing_daemons(instance):
+        raise state_store.BackfillRefusedError(
+            f"no {' and no '.join(missing)} daemon is at work in this DAGSTER_HOME, so "
+            "nothing would happen: start the deployment (`make ui`, or dagster-daemon) first. "
+            "Nothing was launched."
+        )
 
 
 def missing_daemons(instance: dg.DagsterInstance) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime
+from datetime import date
 from enum import Enum
 from itertools import groupby
 from typing import Any, Self, TypeVar
@@ -240,7 +240,7 @@ def verify_days(
     published_tables = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not published_tables:
         raise ValueError(f"nothing has been published at {deployment.settings.warehouse}")
-    fed = buildable_tables(deployment.graph, tables, datetime.now(deployment.settings.zone).date())
+    fed = buildable_tables(deployment.graph, tables, deployment.today)
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
     destination = ComparisonDestination(deployment.settings.warehouse, ledgers)

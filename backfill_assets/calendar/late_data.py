@@ -3,7 +3,7 @@
 It reads no clock, table or file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Self
@@ -11,6 +11,69 @@ from typing import Any, Self
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
+
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+#: What `Source(arrives_on=...)` takes: weekdays, the arrival days themselves, or a function.
+ArrivesOn = str | Collection[str] | Collection[date] | Callable[[date], bool]
+
+
+@dataclass(frozen=True)
+class ArrivalDays:
+    """The arrival days on which a source delivers; nothing is expected on the others.
+
+    Attributes:
+        rules: functions from a day to whether something is expected; all must agree.
+    """
+
+    rules: tuple[Callable[[date], bool], ...] = ()
+
+    @classmethod
+    def parse(cls, arrives_on: ArrivesOn | None) -> Self:
+        """The days that a declaration names; each day if it is None.
+
+        Raises:
+            ValueError: it is neither weekdays nor days nor a function that gives True or False.
+        """
+        if arrives_on is None:
+            return cls()
+        if isinstance(arrives_on, str):
+            weekdays = _parse_weekdays(arrives_on)
+            return cls((lambda day: day.weekday() in weekdays,))
+        if callable(arrives_on):
+            if type(arrives_on(date(2024, 1, 1))) is not bool:
+                raise ValueError("the function does not give True or False for date(2024, 1, 1)")
+            return cls((arrives_on,))
+        if arrives_on and all(isinstance(item, str) for item in arrives_on):
+            return cls.parse(",".join(map(str, arrives_on)))
+        if arrives_on and all(type(item) is date for item in arrives_on):
+            return cls((frozenset(arrives_on).__contains__,))
+        raise ValueError(f"{arrives_on!r} names no days")
+
+    def __contains__(self, day: date) -> bool:
+        return all(rule(day) for rule in self.rules)
+
+    def first_from(self, day: date) -> date:
+        """The first day of delivery that is not before a day; the day itself if a year has none."""
+        year = Window(day, day + min(366, (date.max - day).days) * DAY)
+        return next((later for later in year if later in self), day)
+
+
+def _parse_weekdays(text: str) -> frozenset[int]:
+    """The numbers of weekdays, from 0 for Monday, from `mon-fri` or `mon, wed, sat`.
+
+    Raises:
+        ValueError: the text names something else.
+    """
+    weekdays: set[int] = set()
+    for part in text.lower().split(","):
+        first, _, last = (name.strip()[:3] for name in part.partition("-"))
+        if first not in _WEEKDAYS or (last or first) not in _WEEKDAYS:
+            raise ValueError(
+                f"{part.strip()!r} is no weekday: give mon, tue, wed, thu, fri, sat, sun"
+            )
+        number, end = _WEEKDAYS.index(first), _WEEKDAYS.index(last or first)
+        weekdays.update((number + n) % 7 for n in range((end - number) % 7 + 1))
+    return frozenset(weekdays)
 
 
 @dataclass(frozen=True)
@@ -29,6 +92,7 @@ class Policy:
             (`touched`); otherwise all days that they could change (`window`).
         arrives_after: the usual number of days from an event to its log day. It is part of the
             window, and tables by event day are first published this many days later.
+        arrival_days: the days on which folders are expected.
         absent_days: a missing arrival folder is expected until a folder of this many days later
             was loaded; then its day counts as a day without lines.
         grain: the grain of the partitions that `loadable_days` and `expected_days` return.
@@ -42,6 +106,7 @@ class Policy:
     only_touched: bool
     absent_days: int = 30
     arrives_after: int = 0
+    arrival_days: ArrivalDays = ArrivalDays()
     grain: Grain = Grain.DAILY
 
     @classmethod
@@ -78,6 +143,16 @@ class Policy:
         end = last + DAY if self.end is None else min(last + DAY, self.end)
         return self.grain.whole_partitions(Window(self.start, max(self.start, end)))
 
+    def arrival_of(self, event_day: date) -> date:
+        """The log day by which the lines of an event day usually have come.
+
+        Lines that come with a delay wait for the next day on which something is expected. Those
+        that come on their own day do not: where nothing is expected, there are none.
+        """
+        if not self.arrives_after:
+            return event_day
+        return self.arrival_days.first_from(event_day + self.arrives_after * DAY)
+
     def affected_event_days(self, log_day: date) -> Window:
         """The event days that a line of a log day may change: this day and the W days before."""
         return self.reach.affected_days(Window(log_day, log_day + DAY))
@@ -95,6 +170,9 @@ def combine_policies(policies: Sequence[Policy]) -> Policy:
         window_days=max(policy.window_days for policy in policies),
         corrects=all(policy.corrects for policy in policies),
         arrives_after=max(policy.arrives_after for policy in policies),
+        arrival_days=ArrivalDays(
+            tuple(rule for policy in policies for rule in policy.arrival_days.rules)
+        ),
     )
 
 

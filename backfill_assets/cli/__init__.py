@@ -40,6 +40,8 @@ _FAMILIES = {
     "Imports": {"import": "import_export"},
     "Exports": {"export": "import_export", "verify-export": "import_export"},
     "Upkeep": {
+        "close": "materialize",
+        "reopen": "materialize",
         "verify": "upkeep",
         "accept-code": "upkeep",
         "maintain": "upkeep",

@@ -163,7 +163,7 @@ def show_plan(out: Output, deployment: Deployment, backfill_plan: BackfillPlan) 
     rows = list(day_rows(backfill_plan))
     out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=f"Plan {backfill_plan.id}"))
     out.print_facts(plan_facts(backfill_plan))
-    request, today = backfill_plan.parameters, datetime.now(deployment.settings.zone).date()
+    request, today = backfill_plan.parameters, deployment.today
     for sentence in explain_left_out(deployment, backfill_plan.tables, request.window, today):
         out.print_note(f"Left out {sentence}")
     if any("other code" in reason for _, _, reason, _ in rows):

@@ -169,7 +169,7 @@ def import_table(
     from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, load_imports
     from backfill_assets.imports.importer import ROWS_PER_CHUNK, ImportRequest, spark_for
 
-    declared_source = _find_source(deployment, source)
+    declared_source = parameters.find_source(deployment, source)
     tables = [table] if table else list(load_imports(deployment, source))
     if not tables:
         raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")
@@ -188,16 +188,6 @@ def import_table(
     else:
         _import_tables(out, table_imports)
     return Status.FINE
-
-
-def _find_source(deployment: Deployment, name: str) -> Source:
-    """The declared source; `click.BadParameter` with similar names if there is none."""
-    sources = {source.name: source for source in deployment.graph.sources.values()}
-    if name not in sources:
-        raise click.BadParameter(
-            parameters.unknown_name_message("source", name, sources), param_hint="SOURCE"
-        )
-    return sources[name]
 
 
 def _print_plan(out: Output, table_imports: Sequence[ImportRequest]) -> None:

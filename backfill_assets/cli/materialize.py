@@ -1,4 +1,4 @@
-"""The commands `materialize`, any days of tables, and `night`, the runs of schedule and sensors."""
+"""The commands that run assets: `materialize`, `close` and `reopen`, and `night`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def materialize(
     from backfill_assets.delta.ledger_reader import read_ledgers
 
     deployment = Deployment(load_settings())
-    today = datetime.now(deployment.settings.zone).date()
+    today = deployment.today
     fed_tables = deployment.graph.without_retired(today).tables
     if retired := [name for name in tables if name not in fed_tables]:
         raise click.UsageError(f"{', '.join(retired)} is retired, and no longer built")
@@ -99,6 +99,57 @@ def materialize(
                 for name, days in stale_days.items()
             }
         return status
+
+
+_CLOSE_HELP = "Why, for the record."
+
+
+@command("close visits 2024-01-06,2024-01-07 --reason 'public holiday'")
+@click.argument("source")
+@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.option("--reason", required=True, help=_CLOSE_HELP)
+def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
+    """Say that nothing will come for arrival days of a source.
+
+    They are loaded as empty days, and no window waits for their folders any more. A folder that
+    comes after all is loaded. Needs DAGSTER_HOME.
+    """
+    return _change_closing(out, source, partitions, reason, reopen=False)
+
+
+@command("reopen visits 2024-01-06 --reason 'it comes on Monday'")
+@click.argument("source")
+@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.option("--reason", required=True, help=_CLOSE_HELP)
+def reopen(out: Output, source: str, partitions: Window, reason: str) -> Status:
+    """Wait again for the folders of arrival days that were closed.
+
+    Needs DAGSTER_HOME.
+    """
+    return _change_closing(out, source, partitions, reason, reopen=True)
+
+
+def _change_closing(out: Output, source: str, days: Window, reason: str, *, reopen: bool) -> Status:
+    """Close arrival days or open them again, by a run that loads them; `FINDING` if it failed."""
+    from backfill_assets.backfills.closing import closing_tags, refuse_closing
+    from backfill_assets.monitoring.next_runs import assets_of
+
+    deployment = Deployment(load_settings())
+    declared_source = parameters.find_source(deployment, source)
+    with parameters.open_instance() as dagster:
+        try:
+            refuse_closing(deployment, declared_source, days, reopen=reopen)
+        except ValueError as error:
+            raise CannotRunError(str(error)) from error
+        tables = deployment.graph.loaded_with(declared_source.raw.name)
+        assets, tags = assets_of(tables, deployment.tables), closing_tags(reason, reopen=reopen)
+        if not run_days(out, dagster.root_directory, assets, days, tags):
+            out.print_text("FAILED   see above; the days are as they were")
+            return Status.FINDING
+    verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
+    out.print_text(f"{verb} {declared_source.name} [{days}]")
+    out.print_note("Next     the next night loads the days after them, and closes their windows")
+    return Status.FINE
 
 
 def _run_tables(
@@ -139,16 +190,23 @@ def _run_tables(
 def _find_partitions(
     out: Output, deployment: Deployment, tables: Mapping[str, Table], window: Window
 ) -> dict[str, list[date]]:
-    """The partitions of each table that contain some days, as far as Dagster has them."""
-    days_by_table = {}
+    """The partitions of each table that contain some days, from its first one to the last due."""
+    from backfill_assets.delta.history import format_windows
+
+    graph, days_by_table = deployment.graph, {}
     for name, table in tables.items():
         exists = table.grain.partitions_def(deployment.settings).has_partition_key
-        partitions = table.grain.partitions_of(window)
-        days_by_table[name] = [day for day in partitions if exists(str(day))]
-        if missing := [str(day) for day in partitions if not exists(str(day))]:
-            out.print_note(
-                f"Left     {name} [{', '.join(missing)}], which is not over, or before the start"
-            )
+        partitions, start = table.grain.partitions_of(window), graph.policy_of(name).start
+        existing = [day for day in partitions if exists(str(day)) and day >= start]
+        early = [day for day in existing if graph.last_arrival(name, day) >= deployment.today]
+        days_by_table[name] = [day for day in existing if day not in early]
+        for days, reason in (
+            ([day for day in partitions if day not in existing], "not over, or before the start"),
+            (early, "not due yet: lines of it are still to come"),
+        ):
+            if days:
+                ranges = format_windows(table.grain.gapless_ranges(days))
+                out.print_note(f"Left     {name} [{ranges}], which is {reason}")
     return days_by_table
 
 
@@ -263,7 +321,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     from backfill_assets.monitoring.next_runs import RunPlanner, run_night, tables_in_progress
     from backfill_assets.shadow.switch import save_consistent_versions
 
-    now = datetime.now(deployment.settings.zone).date()
+    now = deployment.today
     planner, today = RunPlanner(deployment, now), as_of or now
     with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
         find_busy_tables = partial(

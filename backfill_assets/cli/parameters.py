@@ -20,6 +20,9 @@ from backfill_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
+    from backfill_assets.deployment import Deployment
+    from backfill_assets.tables.sources import Source
+
 
 def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
     """A sentence on an unknown name, with the most similar ones and the last of the known ones."""
@@ -30,6 +33,14 @@ def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: in
         return f"there is no {what} {name}, and no other either."
     more = f" and {len(known) - most} older" if len(known) > most else ""
     return f"there is no {what} {name}{suggestion} There are {', '.join(known[-most:])}{more}."
+
+
+def find_source(deployment: Deployment, name: str) -> Source:
+    """The declared source; `click.BadParameter` with similar names if there is none."""
+    sources = {source.name: source for source in deployment.graph.sources.values()}
+    if name not in sources:
+        raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
+    return sources[name]
 
 
 class Partitions(click.ParamType):

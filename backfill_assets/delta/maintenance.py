@@ -160,7 +160,7 @@ def run_maintenance(
         ValueError: a name is not that of a table.
     """
     tables = deployment.tables
-    today = today or datetime.now(deployment.settings.zone).date()
+    today = today or deployment.today
     if unknown := sorted(set(names) - tables.keys()):
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     consistent_versions: dict[str, int] = {}

@@ -6,7 +6,7 @@ smaller, or replaced. A file counts as changed by its content digest.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, NamedTuple, Self
@@ -33,7 +33,9 @@ class LoadManifest:
         files: the files whose rows the day has, by their name in the tables; files that are no
             longer in the landing are included.
         present_days: the arrival days of the two folders that have existed.
-        closed: whether a person decided that nothing more will come although there is no folder.
+        closed: whether no folder is expected for the day, and there is none: the source delivers
+            none on it, or later ones have come, or a person said so.
+        day_before_closed: the same of the arrival day before.
         awaiting_approval: by name of a replaced file that a person must accept, its new digest.
         known_before_undo: after an undo of the day, its manifest before the undo. Its files count
             as known, so that the day is reloaded only when the listing changes again.
@@ -42,6 +44,7 @@ class LoadManifest:
     files: Mapping[str, LoadedFile] = field(default_factory=dict)
     present_days: frozenset[date] = frozenset()
     closed: bool = False
+    day_before_closed: bool = False
     awaiting_approval: Mapping[str, str] = field(default_factory=dict)
     known_before_undo: "LoadManifest | None" = None
 
@@ -54,6 +57,7 @@ class LoadManifest:
             {name: LoadedFile(*file) for name, file in recorded.get("files", {}).items()},
             frozenset(map(date.fromisoformat, recorded.get("there", ()))),
             recorded.get("closed", False),
+            recorded.get("day_before_closed", False),
             recorded.get("held", {}),
             cls.from_record(recorded.get("known")),
         )
@@ -65,6 +69,7 @@ class LoadManifest:
             "files": {name: list(file) for name, file in self.files.items()},
             "there": sorted(map(str, self.present_days)),
             "closed": self.closed,
+            "day_before_closed": self.day_before_closed,
             "held": dict(self.awaiting_approval),
             "known": self.known_before_undo and self.known_before_undo.as_json,
         }
@@ -76,6 +81,11 @@ class LoadManifest:
         before_undo = self.known_before_undo
         return before_undo is not None and before_undo.files != self.files
 
+    @property
+    def closed_folders(self) -> int:
+        """The number of folders that are missing and not expected, of the day's two."""
+        return self.closed + self.day_before_closed
+
     def content_digest(self) -> str:
         """A digest of the contents of the day's files, without names, sizes or times.
 
@@ -85,19 +95,19 @@ class LoadManifest:
             *sorted(f"{folder_of(name)} {file.digest}" for name, file in self.files.items()),
             *sorted(map(str, self.present_days)),
             "closed" * self.closed,
+            *["closed before"] * self.day_before_closed,
             *sorted(f"held {name} {digest}" for name, digest in self.awaiting_approval.items()),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def is_complete(self, day: date, start: date) -> bool:
-        """Whether nothing more is due for a log day: its folders exist and no file awaits approval.
+        """Whether nothing more is due for a log day, nor for the day before: no file or folder.
 
         No folder is due before `start`, the first day of the calendar.
         """
-        has_come = day in self.present_days or self.closed
         return (
-            has_come
-            and (day == start or day - DAY in self.present_days)
+            (day in self.present_days or self.closed)
+            and (day == start or day - DAY in self.present_days or self.day_before_closed)
             and not self.awaiting_approval
         )
 
@@ -167,7 +177,7 @@ def load_target(
     *,
     arrived_days: Collection[date] = (),
     accepted: Collection[str] = (),
-    close: bool = False,
+    closed_days: Container[date] = (),
 ) -> LoadTarget:
     """Decide what a log day must be loaded from, by its last manifest and a listing.
 
@@ -177,14 +187,14 @@ def load_target(
         listing: a listing of the day's folder and the one before it.
         arrived_days: arrival days whose folders have existed, by the manifests of other days.
         accepted: files that may remove the orders they brought, also by being gone.
-        close: whether nothing more is expected for a day without a folder.
+        closed_days: arrival days for which no folder is expected.
     """
     previous = recorded or LoadManifest()
-    result = _build_target(day, previous, listing, arrived_days, accepted, close)
+    result = _build_target(day, previous, listing, arrived_days, accepted, closed_days)
     if previous.known_before_undo is None:
         return result
     before_undo = _build_target(
-        day, previous.known_before_undo, listing, arrived_days, accepted, close
+        day, previous.known_before_undo, listing, arrived_days, accepted, closed_days
     )
     return replace(result, digest_before_undo=before_undo.manifest.content_digest())
 
@@ -195,7 +205,7 @@ def _build_target(
     listing: Listing,
     arrived_days: Collection[date],
     accepted: Collection[str],
-    close: bool,
+    closed_days: Container[date],
 ) -> LoadTarget:
     """The target without `digest_before_undo`, by the files of the day and of the day before.
 
@@ -227,7 +237,8 @@ def _build_target(
     manifest = LoadManifest(
         {**{name: current[name] for name in files_to_read}, **retained},
         present_days,
-        day not in present_days and (previous.closed or close),
+        day not in present_days and day in closed_days,
+        day - DAY not in present_days and day - DAY in closed_days,
         on_hold,
     )
     retained_files = frozenset(name for name in retained if not _is_control(name))
@@ -248,6 +259,7 @@ def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadMan
         previous,
         present_days=previous.present_days | reverted.present_days,
         closed=reverted.closed,
+        day_before_closed=reverted.day_before_closed,
         known_before_undo=before_undo,
     )
 
@@ -310,7 +322,9 @@ def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
         "other content": {n for n in current.files.keys() & previous.files if n in target.replaced},
         "accepted files": accepted | (target.dropped - renamed),
         "its folder has come": current.present_days - previous.present_days,
-        "nothing more is expected": current.closed and not previous.closed,
+        "nothing more is expected": current.closed_folders > previous.closed_folders,
+        "a folder is expected again": current.closed_folders < previous.closed_folders
+        and current.present_days <= previous.present_days,
     }
     return ", ".join(text for text, change in changes.items() if change)
 

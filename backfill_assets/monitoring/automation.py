@@ -365,8 +365,8 @@ def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPoli
 
     For a table by week or month, on the day on which a partition is first published. It looks at
     the last materialization, whichever day that was of: the check `days` looks at every day. None
-    for a calendar with an end, after which nothing is ever fresh, and for months that are first
-    published after the 28th.
+    for a calendar with an end, after which nothing is ever fresh, for months that are first
+    published after the 28th, and where some days publish nothing, as no folder is expected.
 
     `policy` is that of the table, or of the deployment for assets without days.
     """
@@ -375,6 +375,9 @@ def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPoli
     deadline = time.fromisoformat(deployment.settings.deadline)
     grain, lag = policy.grain, policy.lag_days
     if grain is Grain.MONTHLY and lag > 28:
+        return None
+    # Lines wait for the next arrival day, so on some days nothing is published.
+    if policy.arrives_after and policy.arrival_days.rules:
         return None
     day_of_month = lag if grain is Grain.MONTHLY else "*"
     # A week that begins on Monday is over on Monday, which cron calls 1, with a lag of 1.

@@ -428,9 +428,12 @@ def render_page(
 
     `table` has at least one row, read at `version`; `ui_url` is the address of Dagster's UI.
     """
+    policy = source.policy(deployment.settings)
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
+    # Days before the first one of the source are not there; they may have been launched.
+    rows = [row for row in rows if row["log_date"] >= policy.start] or rows
     # As shown to people: counted from the day on which the lines of an event day usually arrive.
-    window_days = source.policy(deployment.settings).window_days - source.arrives_after
+    window_days = policy.window_days - source.arrives_after
     lateness = lateness_figures(rows, window_days, source.arrives_after)
     drawn = rows[-MAX_LOG_DAYS:]
     return _PAGES.get_template("lateness.html.j2").render(

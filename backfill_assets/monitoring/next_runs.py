@@ -64,6 +64,14 @@ def _include_nothing(_table: str, _day: date) -> bool:
     return False
 
 
+#: Whether a day of a table is due.
+DueRule = Callable[[str, date], bool]
+
+
+def _all_due(_table: str, _day: date) -> bool:
+    return True
+
+
 def load_requests(
     unloaded: Mapping[str, UnloadedDays],
     graph: Graph,
@@ -102,12 +110,13 @@ def rebuild_requests(
     waiting_tables: Mapping[str, Container[str]] | None = None,
     may_include: InclusionRule = _include_nothing,
     failed_days: DaysByTable = MappingProxyType({}),
+    is_due: DueRule = _all_due,
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their days.
 
     `per_run` and `failed_days` are as in `load_requests`. `waiting_tables` has, by id of an
     unfinished run or backfill, the tables that it will still build if it has changed one of their
-    inputs.
+    inputs. A table that is not due on a day is not rebuilt together with its inputs.
     """
     tokens: dict[tuple[date, str], str] = {}
     for table in (*graph.by_log_day, *graph.by_event_day):
@@ -125,7 +134,7 @@ def rebuild_requests(
             waits = {table for table in chain if day in stale.open.get(table, ())} - {*build}
             waits -= graph.upstream_tables(stale_tables[0])
             tables_by_day[day] = tuple(
-                t for t in build if waits.isdisjoint(graph.upstream_tables(t))
+                t for t in build if is_due(t, day) and waits.isdisjoint(graph.upstream_tables(t))
             )
         for day, tables in tables_by_day.items():
             allowed_tables = [
@@ -300,6 +309,7 @@ class RunPlanner:
             return []
         snapshot = Snapshot.from_deployment(self.deployment, ledgers, today, self._code)
         may_include = make_inclusion_rule(snapshot, stale)
+        due_days = cache(lambda table: snapshot.graph.expected_days(table, today))
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(
             stale,
@@ -308,6 +318,7 @@ class RunPlanner:
             in_progress,
             may_include,
             _failed_days_by_table(ledgers),
+            lambda table, day: day in due_days(table),
         )
 
     def command_of(self, request: Request) -> list[str]:

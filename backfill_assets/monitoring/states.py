@@ -32,6 +32,7 @@ class DayState(enum.Enum):
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
     RETIRED = "retired"
+    NOT_EXPECTED = "not expected"
     OPEN = "open"
     FINAL = "final"
     FRESH = "fresh"
@@ -39,8 +40,15 @@ class DayState(enum.Enum):
     @property
     def is_good(self) -> bool:
         """Whether nobody has to act."""
-        return self in (DayState.RETIRED, DayState.OPEN, DayState.FINAL, DayState.FRESH)
+        return self in _GOOD_STATES
 
+
+_GOOD_STATES = frozenset(
+    {
+        *(DayState.RETIRED, DayState.NOT_EXPECTED, DayState.OPEN, DayState.FINAL),
+        DayState.FRESH,
+    }
+)
 
 #: What each state means for a reader of the table, and what to do.
 STATE_MEANINGS: Mapping[DayState, str] = {
@@ -71,6 +79,8 @@ STATE_MEANINGS: Mapping[DayState, str] = {
     DayState.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it "
     "is now; it may still lack lines. See that the source delivers",
     DayState.RETIRED: "the table is retired: readers see the rows of then, and nobody feeds it",
+    DayState.NOT_EXPECTED: "no folder is expected on this arrival day, and none has come: it is an "
+    "empty day",
     DayState.OPEN: "up to date, may still change until its window closes",
     DayState.FINAL: "its window has closed; only a person may rebuild it",
     DayState.FRESH: "up to date",
@@ -162,7 +172,7 @@ class MonitoringSnapshot(Snapshot):
             return Window(self.today, self.today)
         last = min(self.unloaded[log].last_day_requested for log in self.graph.source_logs(table))
         today = self.today - DAY if self.before_deadline else self.today
-        return self.graph.policy_of(table).expected_days(today, last)
+        return self.graph.expected_days(table, today, last)
 
     def _overdue_days(self, log_days: Collection[date]) -> set[date]:
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has landed.
@@ -218,6 +228,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
             return DayState.INPUT_MISSING
         if table in graph.closing_tables:
             return DayState.FINAL if day in snapshot.final_by_table[table] else DayState.OPEN
+        if any(day in unloaded.closed_days for unloaded in unloaded_by_log):
+            return DayState.NOT_EXPECTED
         closed = all(
             d in snapshot.closed_by_log[log]
             for log in graph.source_logs(table)
@@ -228,7 +240,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
         return DayState.FRESH
 
     days = {*snapshot.due_days(table), *ledger.published_days, *failed, *on_hold}
-    return {day: state_of(day) for day in sorted(days)}
+    start = graph.policy_of(table).start
+    return {day: state_of(day) for day in sorted(days) if day >= start}
 
 
 def _lacks_input(table: str, day: date, snapshot: MonitoringSnapshot) -> bool:

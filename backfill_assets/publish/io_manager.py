@@ -28,6 +28,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
     any_window_condition,
+    format_ranges,
     partitions_of_run,
     to_windows,
 )
@@ -174,6 +175,7 @@ class DeltaIOManager(publisher.Publisher):
         days = partitions_of_run(context.asset_partition_keys, step.dagster_run.tags)
         outcome_counts: Counter[str] = Counter()
         failed: dict[date, str] = {}
+        not_due: dict[date, date] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
             try:
                 for candidate, results in self.deliver_all(obj):
@@ -184,6 +186,7 @@ class DeltaIOManager(publisher.Publisher):
                     }
                     self.note_failed_days(run_id, name, failed)
                     outcome_counts.update(d.outcome.value for d in results)
+                    not_due |= candidate.plan.not_due
                     task_figures = task_metadata(tasks.read_times())
                     table = candidate.plan.table
                     for events in self.events(step.instance, table, results, task_figures):
@@ -198,6 +201,11 @@ class DeltaIOManager(publisher.Publisher):
                 f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in outcome_counts.items()
             )
         )
+        if not_due:
+            context.log.warning(
+                f"{name} [{format_ranges(not_due)}] is not due yet, as lines of it are still to "
+                f"come: nothing was published. The first day is due on {min(not_due.values())}"
+            )
 
     def deliver_all(
         self, candidates: Iterator[Candidate]

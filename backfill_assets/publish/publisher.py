@@ -161,6 +161,7 @@ class Publisher(dg.IOManager):
         return Snapshot(
             graph,
             ledgers,
+            self.deployment.today,
             code_versions={name: self.code_of(ledger.table) for name, ledger in ledgers.items()},
             config_digests={name: self.config_of(ledger.table) for name, ledger in ledgers.items()},
             failed=self.failed_days(request.record["run_id"]),
@@ -200,7 +201,7 @@ class Publisher(dg.IOManager):
         )
         return replace(
             plan,
-            fingerprints={day: a.digest for day, a in assessments.items()},
+            fingerprints={day: a.digest for day, a in assessments.items() if not a.not_due},
             reasons={
                 day: a.reason or assess.new_input_reason([table.name])
                 for day, a in assessments.items()
@@ -212,6 +213,11 @@ class Publisher(dg.IOManager):
                 if a.obstacle and not a.on_hold
             },
             requested={day for day, a in assessments.items() if a.reason and not a.on_hold},
+            not_due={
+                day: snapshot.graph.due_date(table.name, day)
+                for day, a in assessments.items()
+                if a.not_due
+            },
             snapshot=snapshot if carries_state(table) else None,
         )
 

@@ -28,6 +28,8 @@ REWRITE_TAG = "backfill_assets/rewrite"
 WRITE_MODE_TAG = "backfill_assets/write_mode"
 #: A run with this tag set to `true` closes its arrival days that have no folder.
 CLOSE_TAG = "backfill_assets/close"
+#: A run with this tag set to `true` expects the folders of its closed arrival days again.
+REOPEN_TAG = "backfill_assets/reopen"
 #: A run with this tag set to `none` calls no service and uses cached answers only.
 CALLS_TAG = "backfill_assets/calls"
 #: Why a run was launched, for the record of its commits.
@@ -102,6 +104,7 @@ class ComputePlan:
         fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
+        not_due: by day that waits for lines which are still to come, the day on which it is due.
         requested: of a stateful table, the days that are not computed for an earlier day's sake.
         snapshot: of a stateful table, what the fingerprint of a day follows from, given the day
             before.
@@ -116,6 +119,7 @@ class ComputePlan:
     refused: Mapping[date, Expectation]
     requested: Container[date] = ()
     snapshot: Snapshot | None = None
+    not_due: Mapping[date, date] = field(default_factory=dict)
 
     @property
     def table(self) -> Table:

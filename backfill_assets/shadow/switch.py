@@ -7,7 +7,7 @@ a backfill.
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -274,7 +274,7 @@ def _end_undo(deployment: Deployment, target: ShadowTarget) -> None:
     targets.update_target(
         deployment, target.name, lambda current: current.model_copy(update=update)
     )
-    save_consistent_versions(deployment, datetime.now(deployment.settings.zone).date())
+    save_consistent_versions(deployment, deployment.today)
 
 
 def save_consistent_versions(deployment: Deployment, today: date) -> None:
@@ -429,7 +429,7 @@ def _end_switch(deployment: Deployment, target: ShadowTarget) -> None:
         return current.model_copy(update={"switching": False}) if is_same_switch else current
 
     targets.update_target(deployment, target.name, mark_ended)
-    save_consistent_versions(deployment, datetime.now(deployment.settings.zone).date())
+    save_consistent_versions(deployment, deployment.today)
 
 
 def _refuse_other_columns(deployment: Deployment, target: ShadowTarget) -> None:

@@ -48,6 +48,8 @@ class DayAssessment:
             this one may change.
         on_hold: whether a person decided against the rows that the inputs give, or, of a stateful
             table, against those of a day that it follows.
+        not_due: whether it has never been published, and lines that it requires are still to come
+            by the arrival days of a source: it waits, whoever requests it.
         obstacle: what keeps it from being computed; None if nothing does.
         changing_inputs: the inputs whose planned changes would change the digest.
     """
@@ -56,6 +58,7 @@ class DayAssessment:
     reason: str = ""
     follows_previous_day: bool = False
     on_hold: bool = False
+    not_due: bool = False
     obstacle: Obstacle | None = None
     changing_inputs: Sequence[str] = ()
 
@@ -68,7 +71,7 @@ class DayAssessment:
     def can_change(self) -> bool:
         """Whether it is or may be computed."""
         changes = not self.is_current or self.changing_inputs
-        return bool(changes) and not self.on_hold and self.obstacle is None
+        return bool(changes) and not (self.on_hold or self.not_due or self.obstacle)
 
 
 def assess(
@@ -96,12 +99,15 @@ def assess(
     on_hold = days_on_hold(ledger, digests) if respects_holds else set()
     obstacles = find_obstacles(snapshot, table, days, own=not in_order)
     changing = _changing_inputs(snapshot, table, digests)
+    published = ledger.published_days
+    not_due = {d for d in days if d not in published and snapshot.awaits_lines(table, d)}
     assessments = {
         day: DayAssessment(
             digests[day],
             reason=recompute_reason(snapshot, table, day, digests[day], day in requested),
             on_hold=day in on_hold,
-            obstacle=obstacles.get(day),
+            not_due=day in not_due,
+            obstacle=None if day in not_due else obstacles.get(day),
             changing_inputs=changing.get(day, ()),
         )
         for day in days
@@ -134,7 +140,7 @@ def follow_days(
             previous = DayAssessment("", obstacle=find_obstacle(day))
         if previous.on_hold:
             assessment = replace(assessment, on_hold=True)
-        elif assessment.on_hold or assessment.obstacle:
+        elif assessment.on_hold or assessment.not_due or assessment.obstacle:
             pass
         elif previous.obstacle and (assessment.reason or assessment.changing_inputs):
             origin = previous.obstacle.origin or f"{table}[{day - DAY}] was not published"

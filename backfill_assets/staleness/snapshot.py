@@ -26,7 +26,7 @@ class Snapshot:
     Attributes:
         graph: of the tables.
         ledgers: by table; an assessment of a table needs its own and those of its inputs.
-        today: the business day; it decides which days are due.
+        today: the business day; it decides which days are due. All are if it is not given.
         code_versions: by table, of the code that would compute it now.
         config_digests: by table, of the settings that decide its rows now.
         digests: by table and day, the input digest where it does not follow from other tables: of
@@ -76,6 +76,14 @@ class Snapshot:
         if dependency.source.name in self.graph.tables:
             return self.graph.required_days(dependency, day)
         return dependency.reach.required_days(day)
+
+    def awaits_lines(self, table: str, day: date) -> bool:
+        """Return whether lines that a day requires are still to come by the sources' arrival days.
+
+        Not if the business day is not known.
+        """
+        known = self.today < date.max and table in self.graph.tables
+        return known and self.graph.last_arrival(table, day) >= self.today
 
     def with_planned(self, table: str, days: Collection[date]) -> Self:
         """Return the snapshot in which some days of a table may change, in addition."""

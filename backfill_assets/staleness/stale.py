@@ -176,7 +176,7 @@ def _newer_inputs(snapshot: Snapshot) -> dict[str, dict[date, dict[str, CommitRe
             return iter(())
         table_policy = graph.policy_of(table)
         due_days = (
-            table_policy.expected_days(today)
+            graph.expected_days(table, today)
             if table in graph.by_event_day
             else table_policy.loadable_days(today)
         )
@@ -243,14 +243,11 @@ def dependent_days(
 
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
-    """Return whether the folders in which the lines of a day usually arrive are loaded."""
-    delays = {log: graph.sources[log].arrives_after for log in graph.source_logs(table)}
-    days = [*ledgers[table].table.grain.days_of(day)]
+    """Return whether the folders are loaded in which lines of a day usually arrive after it."""
+    own_days = ledgers[table].table.grain.days_of(day)
     return all(
-        event_day + delay * DAY in ledgers[log].published_days
-        for log, delay in delays.items()
-        if delay
-        for event_day in days
+        log_day in own_days or log_day in ledgers[log].published_days
+        for log, log_day in graph.arrivals(table, day)
     )
 
 

@@ -5,7 +5,7 @@ A load plan says what days would be loaded from, whether they differ or not.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -32,6 +32,7 @@ class UnloadedDays:
         last_expected: the last log day that is requested although nothing has landed for it.
         strays: names of files and folders beside the folders of arrival days.
         reverted_days: log days that lack files which a person reverted and that still lie there.
+        closed_days: published log days without a folder, for which none is expected.
     """
 
     days_to_load: Mapping[date, str] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class UnloadedDays:
     last_day_requested: date = field(default=date.max, compare=False)
     strays: Sequence[str] = field(default=(), compare=False)
     reverted_days: frozenset[date] = frozenset()
+    closed_days: frozenset[date] = frozenset()
 
 
 def find_unloaded_days(
@@ -108,6 +110,7 @@ def find_unloaded_days(
         last_expected,
         listing.strays,
         frozenset(reverted_days),
+        frozenset(day for day, manifest in loaded.items() if manifest.closed),
     )
 
 
@@ -155,17 +158,28 @@ def load_targets(
     policy: Policy,
     *,
     accepted: Collection[str] = (),
-    close: bool = False,
+    close: Container[date] = (),
+    reopen: Container[date] = (),
 ) -> dict[date, load_manifest.LoadTarget]:
     """Return what each log day is to be loaded from; see `landing.load_manifest.load_target`.
 
-    A missing folder is expected until a folder that is `absent_days` newer has been loaded.
+    A missing folder is expected on the arrival days of the source, until a folder that is
+    `absent_days` newer has been loaded.
 
-    `accepted` files may lack orders that were loaded before; `close` stops expecting the folders
-    that these days lack.
+    `accepted` files may lack orders that were loaded before. Folders of the days `close` are not
+    expected any more, and those of `reopen` are again.
     """
     seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
     newest = max(seen_days, default=date.min)
+
+    def is_closed(day: date) -> bool:
+        if day < policy.start:
+            return False
+        if day not in policy.arrival_days or (newest - day).days >= policy.absent_days:
+            return True
+        recorded = day in loaded and loaded[day].closed
+        return day in close or (recorded and day not in reopen)
+
     return {
         day: load_manifest.load_target(
             day,
@@ -173,7 +187,7 @@ def load_targets(
             listing,
             arrived_days=seen_days,
             accepted=accepted,
-            close=close or (newest - day).days >= policy.absent_days,
+            closed_days={d for d in (day - DAY, day) if is_closed(d)},
         )
         for day in days
     }

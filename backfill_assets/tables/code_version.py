@@ -99,7 +99,7 @@ _TABLE_OTHERS = (
     *("name", "modules", "decided_by", "inputs", "frozen", "retired", "drift", "skew", "counts"),
 )
 OTHERS: Mapping[type, tuple[str, ...]] = {
-    Source: ("hourly", "named", "skew", "declared_in"),
+    Source: ("hourly", "arrives_on", "named", "skew", "declared_in"),
     SourceTable: (*_TABLE, *_TABLE_OTHERS, "role"),
     Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
     Current: (*_TABLE, *_TABLE_OTHERS),

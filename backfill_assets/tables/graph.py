@@ -21,7 +21,7 @@ from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
 
 from backfill_assets.calendar.late_data import Policy, combine_policies
-from backfill_assets.calendar.partitions import DAY, Grain
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, describe_value, locate_message
@@ -29,6 +29,7 @@ from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Dependency, Inputs, Table
+from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, UnpartitionedTable
 
 
@@ -70,6 +71,19 @@ class Graph:
             if isinstance(table, SourceTable)
         }
 
+    def find_source(self, name: str) -> Source:
+        """The source of a name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        by_name = {source.name: source for source in self.sources.values()}
+        if name not in by_name:
+            raise ValueError(
+                f"there is no source {name}{suggest_name(name, by_name)}. Nothing was done"
+            )
+        return by_name[name]
+
     def source_logs(self, name: str) -> frozenset[str]:
         """The raw logs that a table is built from, directly or indirectly."""
         return self._logs_by_table[name]
@@ -102,12 +116,65 @@ class Graph:
             )
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
-                days_later = policy.arrives_after
+                end = policy.end
                 # Lines in folders after the end of the calendar are never loaded.
-                end = policy.end and max(policy.start, policy.end - days_later * DAY)
-                policy = replace(policy, lag_days=policy.lag_days + days_later, end=end)
+                while (
+                    policy.end
+                    and end
+                    and end > policy.start
+                    and any(
+                        source_policies[log].arrival_of(end - DAY) >= policy.end for log in logs
+                    )
+                ):
+                    end -= DAY
+                lag_days = policy.lag_days + policy.arrives_after
+                policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
         return policies
+
+    def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
+        """The log days in which the lines that a day requires usually arrive, with their raw log.
+
+        Those of its required input days, so that each source counts with its own arrival days.
+        """
+        if (table, day) not in self._arrivals:
+            log_days: set[tuple[str, date]] = set()
+            if table in self.landed_tables:
+                log_days = {(log, day) for log in self.source_logs(table)}
+            for dependency in self.inputs[table]:
+                name, reach = dependency.source.name, dependency.reach
+                for needed in self.required_days(dependency, day) if name != table else ():
+                    if name in self.sources and reach.stays_open:
+                        log_days.add((name, self._policy_by_table[name].arrival_of(needed)))
+                    else:
+                        log_days |= self.arrivals(name, needed)
+            self._arrivals[table, day] = frozenset(log_days)
+        return self._arrivals[table, day]
+
+    @cached_property
+    def _arrivals(self) -> dict[tuple[str, date], frozenset[tuple[str, date]]]:
+        return {}
+
+    def last_arrival(self, table: str, day: date) -> date:
+        """The last log day that a day waits for: its own last one, or the last of `arrivals`."""
+        last_day = self.tables[table].grain.days_of(day).end - DAY
+        return max([last_day, *(log_day for _log, log_day in self.arrivals(table, day))])
+
+    def due_date(self, table: str, day: date) -> date:
+        """The business day whose nightly run first publishes a day, with all that it requires."""
+        return self.last_arrival(table, day) + self.policy.lag_days * DAY
+
+    def expected_days(self, table: str, today: date, last: date = date.max) -> Window:
+        """The days that should have been published by the end of a day's nightly run.
+
+        Up to `last`, if that is earlier. A day is not due before those ahead of it.
+        """
+        policy = self.policy_of(table)
+        grain = policy.grain
+        day = grain.first_day(today)
+        while day >= policy.start and self.due_date(table, day) > today:
+            day = grain.first_day(day - DAY)
+        return policy.partitions_until(min(grain.days_of(day).end - DAY, last))
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
         """The tables that one run loads with a raw log: from the landing, and by log day.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 
-from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
@@ -75,6 +75,15 @@ def _is_delimiter(value: object) -> bool:
     if not (isinstance(value, str) and len(value) == 1 and value.isascii()):
         return False
     return value == "\t" or (value.isprintable() and not value.isalnum() and value not in '" ')
+
+
+def _is_arrival_days(value: Any) -> bool:
+    """Whether a value says on which days folders arrive."""
+    try:
+        ArrivalDays.parse(value)
+    except Exception:  # noqa: BLE001 - a function of the project may raise anything
+        return False
+    return True
 
 
 def _is_name_by_role(value: object) -> bool:
@@ -158,6 +167,10 @@ class Source:
             arrives in, such as 1 if the file of a day comes the next day. Lateness and the
             reprocessing window are counted from then. The tables by event day are first published
             this many days later.
+        arrives_on: the days on which a folder is expected, each day if not given: weekdays, as
+            `"mon-sat"` or `["mon", "thu"]`; the days themselves, as a set of dates; or a function
+            of a date, such as one that knows the bank holidays. Any other day is an empty one, and
+            nobody waits for its folder; if one comes, it is loaded, with a warning.
         hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
             A day without some of them is published with a warning that names them.
         named: names of its assets by role, if they differ from those derived from `name`.
@@ -185,6 +198,7 @@ class Source:
     window_days: int | None = None
     late_lines: Literal["correct", "drop"] | None = None
     arrives_after: int = 0
+    arrives_on: ArrivesOn | None = None
     hourly: bool = False
     named: Mapping[Role, str] = field(default_factory=dict)
     delimiter: str = ","
@@ -245,6 +259,13 @@ class Source:
             ),
             arguments.Argument(
                 "arrives_after", self.arrives_after, arguments.is_whole_number, days
+            ),
+            arguments.Argument(
+                "arrives_on",
+                self.arrives_on,
+                _is_arrival_days,
+                'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a '
+                "date to True or False",
             ),
             arguments.Argument("hourly", self.hourly, arguments.is_bool, "True or False"),
             arguments.Argument(
@@ -318,6 +339,11 @@ class Source:
     def may_be_null(self) -> frozenset[str]:
         """The fields that a line may lack."""
         return frozenset(name for name, column in self.columns.items() if column.nullable)
+
+    @cached_property
+    def arrival_days(self) -> ArrivalDays:
+        """The days on which a folder is expected."""
+        return ArrivalDays.parse(self.arrives_on)
 
     @cached_property
     def tables(self) -> tuple[SourceTable, ...]:
@@ -421,6 +447,7 @@ class Source:
         changes = {"window_days": policy.window_days, **self.overrides}
         changes["window_days"] += self.arrives_after
         changes["arrives_after"] = self.arrives_after
+        changes["arrival_days"] = self.arrival_days
         if late_lines := changes.pop("late_lines", None):
             changes["corrects"] = late_lines == "correct"
         return replace(policy, **changes)
