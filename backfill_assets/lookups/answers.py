@@ -65,7 +65,7 @@ class ServiceCaller:
 
     def ask_services(
         self,
-        asks: Mapping[str, unpartitioned.Answers],
+        asks: Mapping[str, unpartitioned.LookupAnswers],
         frames: Mapping[str, DataFrame],
         cache: Cache,
         days: Window,

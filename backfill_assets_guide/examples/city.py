@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import pandas as pd
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import MONTH, Reads, Source, conserves, last_days, nullable_column, table
+from backfill_assets import MONTH, Reads, Source, conserves_total, last_days, nullable_column, table
 
 
 class Reading(pa.DataFrameModel):
@@ -63,11 +62,15 @@ TICKETS = Source(
 )
 
 
-@F.pandas_udf(T.StringType())
-def grade_air(pm10: pd.Series) -> pd.Series:
-    """The grades of mean values of fine dust; null where there is none."""
-    grades = pd.cut(pm10, [-1, 20, 40, float("inf")], labels=["good", "fair", "poor"])
-    return grades.astype(object).where(pm10.notna(), None)
+#: The limits of fine dust up to which the air is good, and fair.
+GOOD, FAIR = 20, 40
+#: The grade of a mean value of fine dust; null if there is none.
+grade_air = F.udf(
+    lambda pm10: (
+        None if pm10 is None else "good" if pm10 <= GOOD else "fair" if pm10 <= FAIR else "poor"
+    ),
+    T.StringType(),
+)
 
 
 class DistrictDay(pa.DataFrameModel):
@@ -91,10 +94,10 @@ _TOTALS = ["readings", "pm10", "tickets", "fines"]
     key=["district"],
     totals=_TOTALS,
     checks=[
-        conserves("readings", None, "readings"),
-        conserves("readings", "pm10", "pm10"),
-        conserves("tickets", None, "tickets"),
-        conserves("tickets", "fine", "fines"),
+        conserves_total("readings", None, "readings"),
+        conserves_total("readings", "pm10", "pm10"),
+        conserves_total("tickets", None, "tickets"),
+        conserves_total("tickets", "fine", "fines"),
     ],
     group="city",
 )
@@ -142,7 +145,7 @@ class DistrictMonth(pa.DataFrameModel):
     partition="month",
     key=["district"],
     totals=_TOTALS,
-    checks=[conserves("days", column, column) for column in _TOTALS],
+    checks=[conserves_total("days", column, column) for column in _TOTALS],
     group="city",
 )
 def district_month(days: Annotated[DataFrame, Reads(district_day, MONTH)]) -> DataFrame:
@@ -165,7 +168,7 @@ class DistrictBaseline(pa.DataFrameModel):
     partition="run_date",
     key=["district"],
     totals=["tickets", "fines"],
-    checks=[conserves("days", column, column) for column in ("tickets", "fines")],
+    checks=[conserves_total("days", column, column) for column in ("tickets", "fines")],
     group="city",
 )
 def district_baseline(
