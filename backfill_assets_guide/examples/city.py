@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import pandas as pd
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
@@ -63,11 +62,17 @@ TICKETS = Source(
 )
 
 
-@F.pandas_udf(T.StringType())
-def grade_air(pm10: pd.Series) -> pd.Series:
-    """The grades of mean values of fine dust; null where there is none."""
-    grades = pd.cut(pm10, [-1, 20, 40, float("inf")], labels=["good", "fair", "poor"])
-    return grades.astype(object).where(pm10.notna(), None)
+#: The limits of fine dust up to which the air is good, and fair.
+GOOD, FAIR = 20, 40
+#: The grade of a mean value of fine dust; null if there is none.
+grade_air = F.udf(
+    lambda pm10: (
+        None
+        if pm10 is None
+        else "good" if pm10 <= GOOD else "fair" if pm10 <= FAIR else "poor"
+    ),
+    T.StringType(),
+)
 
 
 class DistrictDay(pa.DataFrameModel):

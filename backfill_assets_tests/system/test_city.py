@@ -64,7 +64,8 @@ class City:
         self.pipeline.run(d, assets=tables, tags=closing_tags("a strike", reopen=reopen))
 
     def states(self) -> dict[str, dict[date, DayState]]:
-        monitor = Monitor(self.pipeline.deployment, lambda: self.pipeline.now)
+        """The states at noon, after the deadline of the night."""
+        monitor = Monitor(self.pipeline.deployment, lambda: self.pipeline.now.replace(hour=12))
         snapshot = monitor.read_snapshot(self.pipeline.instance)
         return {name: snapshot.states_of(name) for name in self.pipeline.deployment.tables}
 
@@ -155,7 +156,7 @@ def test_sundays_without_tickets(city):
     assert city.bad_states()[TICKETS.raw.name] == {day(15): DayState.INPUT_MISSING}
     assert READINGS.raw.name not in city.bad_states()
     verdicts = city.ledger(TICKETS.raw.name).latest
-    assert verdicts[day(14)].days[day(14)].verdict == "warning"
+    assert verdicts[day(14)].days[day(14)].verdict == "warn"
     assert verdicts[day(7)].days[day(7)].verdict == "ok"
     # Nothing will come, says a person: nothing is waited for, until it is again.
     city.change_closing(day(15), reopen=False)
