@@ -132,6 +132,8 @@ def decide_forecast(world: RandomLedgers, snapshot: Snapshot | None = None) -> A
         names = [*graph.inputs]
     else:
         names = [name for name, inputs in graph.inputs.items() if inputs]
+    # The days are those of before days could be not due, which `test_nights` is about.
+    snapshot = replace(snapshot, today=date.max)
     days = {n: world.partitions(n) for n in names if world.chance.random() < 0.9}
     return {
         name: [(str(d), outcome.name, reason) for d, (outcome, reason) in by_day.items()]

@@ -368,7 +368,7 @@ def _deliver(chance: random.Random, *, punctual: bool) -> Delivery:
 
 
 #: Of each kind, so many worlds are for each change; the others are slow.
-FEW = 2
+FEW = 1
 
 
 @pytest.mark.parametrize(
