@@ -169,7 +169,9 @@ def make_publisher(world: RandomLedgers) -> DeltaIOManager:
     return publisher
 
 
-def plan_run(world: RandomLedgers, name: str, days: Iterable[date], **request: Any) -> ComputePlan:
+def plan_run(
+    world: RandomLedgers, name: str, days: Iterable[date], today: date = date.max, **request: Any
+) -> ComputePlan:
     """The plan of a run of days of a derived table."""
     graph, publisher = world.deployment.graph, make_publisher(world)
     known = {n: world.ledgers[n] for n in {name, *(d.source.name for d in graph.inputs[name])}}
@@ -187,7 +189,7 @@ def plan_run(world: RandomLedgers, name: str, days: Iterable[date], **request: A
         "config_digest": world.deployment.config_digests[name],
     }
     asked_for = RunRequest(DaySet.from_days(days), record, **request)
-    snapshot = replace(publisher.snapshot(asked_for, graph, known), today=world.today)
+    snapshot = replace(publisher.snapshot(asked_for, graph, known), today=today)
     return publisher.plan_days(asked_for, known[name].table, snapshot, sources)
 
 
@@ -265,7 +267,7 @@ def test_a_run_computes_what_a_plan_of_its_table_computes(seed):
             continue
         days = world.partitions(name)
         forecasts = forecast_days(take_snapshot(world), {name: days})[name]
-        plan = plan_run(world, name, days)
+        plan = plan_run(world, name, days, world.today)
         outcomes = {d: forecast.outcome for d, forecast in forecasts.items()}
         assert {*plan.reasons} == {d for d in days if outcomes[d] in COMPUTE_OUTCOMES}, name
         lacking = (DayOutcome.LACKING, DayOutcome.OTHER_SETTINGS)
