@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from backfill_assets import MONTH, PREVIOUS_DAY, WEEK, Reads, Source, table
 from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.backfills.forecast import forecast_days
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, to_ranges
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
@@ -45,7 +46,6 @@ from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_listings import InventedListing
 from backfill_assets_tests.helpers.invented_logs import record
 from backfill_assets_tests.helpers.pipeline import day
-from backfill_assets_tests.test_reprocessing import POLICY
 
 #: The nights that are played: more than a month, so that one is final.
 NIGHTS, WINDOW_DAYS, ABSENT_DAYS = 60, 4, 12
@@ -103,7 +103,7 @@ class World:
         self.lag_days = lag_days
         self.deliveries = dict(zip("abc", deliveries, strict=True))
         tables = [*self._declare()]
-        policy = POLICY.__class__(
+        policy = Policy(
             start=day(1),
             end=None,
             window_days=WINDOW_DAYS,
@@ -368,7 +368,7 @@ def _deliver(chance: random.Random, *, punctual: bool) -> Delivery:
 
 
 #: Of each kind, so many worlds are for each change; the others are slow.
-FEW = 2
+FEW = 1
 
 
 @pytest.mark.parametrize(

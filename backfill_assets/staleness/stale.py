@@ -244,9 +244,9 @@ def dependent_days(
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     """Return whether the folders are loaded in which lines of a day usually arrive after it."""
-    own_days = ledgers[table].table.grain.days_of(day)
+    end = ledgers[table].table.grain.days_of(day).end
     return all(
-        log_day in own_days or log_day in ledgers[log].published_days
+        log_day < end or log_day in ledgers[log].published_days
         for log, log_day in graph.arrivals(table, day)
     )
 
