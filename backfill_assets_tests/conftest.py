@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from compileall import compile_dir
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
 from backfill_assets_tests.helpers.dagster_homes import remember_revisions
 from backfill_assets_tests.helpers.object_stores import url_of
+from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
@@ -55,11 +57,15 @@ hypothesis.register_profile("suite", deadline=None)
 hypothesis.load_profile("suite")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What tests start ends when it is told to, also where a script's background ignores that.
 
-    Python's own handling of SIGINT is what Dagster takes for SIGTERM as well.
+    Python's own handling of SIGINT is what Dagster takes for SIGTERM as well. And it finds the
+    package compiled, also where PYTHONDONTWRITEBYTECODE would have each process compile it anew.
     """
+    if not hasattr(config, "workerinput"):
+        for package in ("backfill_assets", "backfill_assets_guide"):
+            compile_dir(PROJECT / package, quiet=2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

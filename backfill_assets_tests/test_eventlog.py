@@ -26,6 +26,7 @@ from backfill_assets_tests.helpers.dagster_events import (
     make_run_events,
 )
 from backfill_assets_tests.helpers.dagster_homes import make_home
+from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.paths import PROJECT
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
@@ -53,6 +54,24 @@ def home(tmp_path, monkeypatch):
     make_home(tmp_path, "telemetry: {enabled: false}\n")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     return str(tmp_path)
+
+
+def test_instances_in_memory_begin_with_the_tables_of_dagster():
+    """Copied from the first, and each has its own from there on."""
+
+    def read_database(storage) -> tuple[list, list]:
+        connection = storage._held_conn.connection.driver_connection
+        tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+        return tables, connection.execute("SELECT * FROM alembic_version").fetchall()
+
+    with dg.DagsterInstance.ephemeral() as original, memory_instance() as instance:
+        instance.add_dynamic_partitions("names", ["a"])
+        with memory_instance() as another:
+            for copied in (instance, another):
+                for kind in ("run_storage", "event_log_storage"):
+                    database = read_database(getattr(copied, kind))
+                    assert database == read_database(getattr(original, kind))
+            assert not another.get_dynamic_partitions("names")
 
 
 def test_what_it_writes_the_default_storage_reads_and_the_other_way_round(home):

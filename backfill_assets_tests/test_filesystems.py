@@ -8,7 +8,9 @@ import re
 
 import pyarrow.fs as pafs
 import pytest
+from dagster_deltalake.config import LocalConfig
 
+from backfill_assets.delta import delta_rs
 from backfill_assets.delta.commit_log import file_uri, resolve_path
 from backfill_assets.delta.delta_rs import UnsafeStoreError, raise_if_unsafe_store, storage_options
 from backfill_assets.settings import load_settings
@@ -29,6 +31,21 @@ def _no_variables_of_stores(monkeypatch):
     prefixes = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
     for name in [name for name in os.environ if name.startswith(prefixes)]:
         monkeypatch.delenv(name)
+
+
+def test_the_logs_of_a_store_share_its_configuration(monkeypatch):
+    """Dagster derives the schema of each resource anew, which takes milliseconds."""
+    resources, create = [], delta_rs.DeltaTableResource
+
+    def create_resource(**values):
+        resources.append(create(**values))
+        return resources[-1]
+
+    monkeypatch.setattr(delta_rs, "DeltaTableResource", create_resource)
+    logs = [delta_rs.delta_log(f"/warehouse/{n}", n) for n in range(3)]
+    assert [(log.url, log.version) for log in logs] == [(f"/warehouse/{n}", n) for n in range(3)]
+    assert all(isinstance(log.storage_options, LocalConfig) for log in logs)
+    assert len(resources) <= 1
 
 
 @pytest.mark.parametrize("setting", ["landing", "warehouse"])

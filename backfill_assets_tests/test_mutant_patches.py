@@ -1,8 +1,14 @@
-"""The hand-made mutants fit the code, and CI runs the tests that find them."""
+"""The hand-made mutants fit the code, and CI runs the tests that find them.
+
+And a test that fails in every fork finds none of the others.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 
 from backfill_assets_tests.helpers.ci_tests import why_not_in_ci
 from backfill_assets_tests.mutants.patches import PROJECT, read_patches
@@ -23,3 +29,36 @@ def test_each_patch_fits_the_code_and_names_tests_of_ci():
         assert mutant.says.endswith(".")
         assert mutant.tests
         assert {test: why for test in mutant.tests if (why := why_not_in_ci(test))} == {}
+
+
+TESTS = """
+from mutmut.mutation.trampoline import get_mutant_under_test
+from mutmut.state import state
+
+runs = []
+
+def test_in_the_first_process_alone():
+    state()._stats.add("m.x_f")
+    runs.append(1)
+    assert len(runs) == 1
+
+def test_everywhere():
+    state()._stats.add("m.x_f")
+    assert get_mutant_under_test() != "m.x_f__mutmut_2"
+"""
+
+
+def test_what_fails_in_any_fork_kills_no_mutant(tmp_path):
+    """As delta-rs does, which works in no fork of a process that has used it."""
+    for name, text in {
+        "test_m.py": TESTS,
+        "pyproject.toml": "",
+        "wanted.json": json.dumps(["m.x_f__mutmut_1", "m.x_f__mutmut_2"]),
+    }.items():
+        (tmp_path / name).write_text(text)
+    files = ["wanted.json", "results.jsonl", "test_m.py"]
+    command = [sys.executable, "-m", "backfill_assets_tests.mutants.session", *files]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    results = dict(map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines()))
+    assert results == {"m.x_f__mutmut_1": 0, "m.x_f__mutmut_2": 1}

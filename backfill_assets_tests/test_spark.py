@@ -13,15 +13,18 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from datetime import datetime, timezone
 from datetime import time as clock
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.java_gateway import JavaPackage, JVMView
 from py4j.protocol import Py4JError
 
 from backfill_assets.dagster_ext.failures import is_engine_lost
@@ -44,6 +47,7 @@ from backfill_assets.spark.jars import (
 )
 from backfill_assets.spark.jvm_launch import (
     class_archive_path,
+    keep_java_names,
     make_class_archive,
     with_class_archive,
 )
@@ -618,6 +622,35 @@ def test_secrets_are_for_the_session_alone(monkeypatch):
     engine._init_session()
     assert session_config["spark.hadoop.fs.s3a.secret.key"] == "hush"
     assert session_config["spark.x"] == "y"
+
+
+def test_the_jvm_is_asked_for_a_name_once():
+    """PySpark names classes and static methods at each call."""
+    answers = {
+        "u\nfunctions": "ycorg.apache.spark.sql.functions",
+        "m\norg.apache.spark.sql.functions\ncol": "ym",
+        "m\norg.apache.spark.sql.functions\nMODULE$": "yi1",
+        "u\nnowhere": "yp",
+    }
+    asked = []
+
+    def send_command(command):
+        name = next(name for name in answers if command.startswith(f"r\n{name}\n"))
+        asked.append(name)
+        return answers[name]
+
+    gateway = SimpleNamespace(pool={}, auto_field=False, auto_convert=False)
+    client = SimpleNamespace(send_command=send_command, gateway_property=gateway, converters=[])
+    keep_java_names()
+    keep_java_names()
+    for view in (JVMView(client, "of a JVM", id="j"), JVMView(client, "of the next", id="j")):
+        for _ in range(3):
+            # A package may have other classes by the next time, and a field another value.
+            assert isinstance(view.nowhere, JavaPackage)
+            assert view.functions.col.command_header == "z:org.apache.spark.sql.functions\ncol\n"
+            assert getattr(view.functions, "MODULE$") == 1
+    of_each = Counter({name: 1 if name.endswith(("functions", "col")) else 3 for name in answers})
+    assert Counter(asked) == of_each + of_each
 
 
 # A cluster that does not take the driver.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -48,22 +48,18 @@ def load_log(url: str) -> DeltaTable | None:
 
 def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    return _cached_resource(url, version, store_of(url))
+    return _resource_of_store(store_of(url)).model_copy(update={"url": url, "version": version})
 
 
-@lru_cache(maxsize=256)
-def _cached_resource(
-    url: str, version: int | None, store: ObjectStore | None
-) -> DeltaTableResource:
-    """The resource of a log; `version` None is the latest one, `store` None a local folder."""
-    # Dagster derives the configuration schema again for each resource (7 ms), and a run loads each
-    # log many times. The resource is frozen; `load` opens the log again.
+@cache
+def _resource_of_store(store: ObjectStore | None) -> DeltaTableResource:
+    """The resource of any log in a store; None is a local folder."""
+    # Dagster derives the configuration schema again for each resource (7 ms), and a run loads many
+    # logs. The resource is frozen; `load` opens the log again.
     if store is None:
-        return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
+        return DeltaTableResource(url="", storage_options=LocalConfig())
     location, client = store.delta_rs_config()
-    return DeltaTableResource(
-        url=url, storage_options=location, client_options=client, version=version
-    )
+    return DeltaTableResource(url="", storage_options=location, client_options=client)
 
 
 def storage_options(url: str) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
     python -m backfill_assets_tests.mutants.session WANTED RESULTS ARGUMENT ...
 
-All tests run once, which tells what functions each of them reaches, and in which time. Then a
-process is forked for each mutant. It runs the tests that reach its function to the first that
-fails: those that found other mutants of the function, then the shortest. All is imported and
-collected by then: a mutant takes a fraction of a second where mutmut, which has pytest begin anew,
-takes several. Its time is limited in CPU seconds, of which a loaded machine does not take more.
+All tests run once, which tells what functions each of them reaches, and in which time; and once
+more in a fork, which tells those that fail there without a mutant. Then a process is forked for
+each mutant. It runs the other tests that reach its function to the first that fails: those that
+found other mutants of the function, then the shortest. All is imported and collected by then: a
+mutant takes a fraction of a second where mutmut, which has pytest begin anew, takes several. Its
+time is limited in CPU seconds, of which a loaded machine does not take more.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import TextIO
 
 import pytest
@@ -49,6 +52,8 @@ class MutantSession:
         self._forks: dict[int, tuple[str, int]] = {}
         #: In a fork, where to tell that.
         self._failures: int | None = None
+        #: In the fork without a mutant, where to tell what has failed.
+        self._unfit: TextIO | None = None
         self._found_by: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
         self._seconds: dict[pytest.Item, float] = {}
@@ -61,6 +66,7 @@ class MutantSession:
         self._run_unchanged(session.items)
         if not session.testsfailed:
             gc.freeze()
+            self._leave_out(self._fail_in_fork(session))
             for number, mutant in enumerate(self._mutants):
                 self._test_mutant(mutant, session)
                 if number % _REPORTED_EVERY == 0:
@@ -79,6 +85,8 @@ class MutantSession:
         if self._failures is not None and error and not error.errisinstance(pytest.skip.Exception):
             os.write(self._failures, item.nodeid.encode())
             os._exit(_KILLED)
+        if self._unfit is not None and error:
+            print(item.nodeid, file=self._unfit, flush=True)
 
     def _run_unchanged(self, items: Sequence[pytest.Item]) -> None:
         set_mutant_under_test("stats")
@@ -91,6 +99,50 @@ class MutantSession:
                 self._tests[function].append(item)
             reached.clear()
         set_mutant_under_test("")
+
+    def _fail_in_fork(self, session: pytest.Session) -> set[str]:
+        """The tests that fail in a fork in which no code is changed.
+
+        Those of delta-rs do: it works in no fork of a process that has used it.
+
+        Raises:
+            pytest.Session.Interrupted: the fork did not come to its end.
+        """
+        with TemporaryFile("w+") as names:
+            pid = os.fork()
+            if not pid:
+                code = _INTERNAL_ERROR
+                try:
+                    self._unfit = names
+                    self._run_silently(session, session.items)
+                    code = _SURVIVED
+                finally:
+                    os._exit(code)
+            if os.waitpid(pid, 0)[1]:
+                raise session.Interrupted("the tests do not come to their end in a fork")
+            names.seek(0)
+            return {*names.read().splitlines()}
+
+    def _leave_out(self, unfit: Collection[str]) -> None:
+        for function, items in self._tests.items():
+            self._tests[function] = [item for item in items if item.nodeid not in unfit]
+        if unfit:
+            print(
+                f"Without those that fail in any fork: {', '.join(sorted(unfit))}", file=sys.stderr
+            )
+
+    def _run_silently(
+        self,
+        session: pytest.Session,
+        items: Iterable[pytest.Item],
+        found: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Run tests in a fork: those that found most other mutants, then the shortest."""
+        _be_silent()
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        items = sorted(items, key=lambda item: (-found.get(item.nodeid, 0), self._seconds[item]))
+        for item, next_item in zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
 
     def _test_mutant(self, mutant: str, session: pytest.Session) -> None:
         function = mangled_name_from_mutant_name(mutant)
@@ -109,15 +161,10 @@ class MutantSession:
         code = _INTERNAL_ERROR
         try:
             self._failures = failures_end
-            _be_silent()
-            session.config.pluginmanager.unregister(name="terminalreporter")
             seconds = ceil(_BASE_SECONDS + _SECONDS_FACTOR * sum(self._seconds[i] for i in items))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
             set_mutant_under_test(mutant)
-            found = self._found_by[function]
-            items = sorted(items, key=lambda item: (-found[item.nodeid], self._seconds[item]))
-            for item, next_item in zip_longest(items, items[1:]):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            self._run_silently(session, items, self._found_by[function])
             code = _SURVIVED
         finally:
             os._exit(code)
