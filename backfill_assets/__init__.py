@@ -95,12 +95,7 @@ if TYPE_CHECKING:
     )
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table_function import table, version_of
-    from backfill_assets.tables.unpartitioned import (
-        Lookup,
-        LookupAnswers,
-        Quota,
-        UnpartitionedTable,
-    )
+    from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Quota, Unpartitioned
     from backfill_assets.transforms.point_in_time import VersionHistory, as_of_join, spread_join
     from backfill_assets.transforms.rolling import PartialAggregate, combine_days
 
@@ -120,7 +115,7 @@ _MODULES = {
     "Quota": "tables.unpartitioned",
     "Reads": "tables.derived",
     "Source": "tables.sources",
-    "UnpartitionedTable": "tables.unpartitioned",
+    "Unpartitioned": "tables.unpartitioned",
     "VersionHistory": "transforms.point_in_time",
     "added_column": "tables.columns",
     "as_of_join": "transforms.point_in_time",
@@ -151,7 +146,6 @@ _RENAMED = {
     "History": "it is VersionHistory now",
     "Partial": "it is PartialAggregate now",
     "Published": "it is PublishedDays now",
-    "Unpartitioned": "it is UnpartitionedTable now",
     "added": "it is added_column now",
     "as_of": "it is as_of_join now",
     "between": "it is days_between now",
@@ -182,7 +176,7 @@ __all__ = [
     "Quota",
     "Reads",
     "Source",
-    "UnpartitionedTable",
+    "Unpartitioned",
     "VersionHistory",
     "added_column",
     "as_of_join",

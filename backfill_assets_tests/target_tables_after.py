@@ -7,7 +7,7 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, UnpartitionedTable, last_days, table
+from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, Unpartitioned, last_days, table
 from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.target_tables import (
     SOURCES,
@@ -45,7 +45,7 @@ TABLES = [*SOURCES, scores, ranks, sums]
 @table(Score, partition="run_date", key=["customer_id"], totals=["score"])
 def weighed(
     of: Annotated[DataFrame, Reads(scores)],
-    weights: Annotated[DataFrame, UnpartitionedTable("weights")],
+    weights: Annotated[DataFrame, Unpartitioned("weights")],
 ) -> DataFrame:
     score = (F.col("score") * F.col("weight")).alias("score")
     return of.crossJoin(weights).select(F.col("for_day").alias("run_date"), "customer_id", score)

@@ -18,7 +18,7 @@ from backfill_assets.spark.configuration import spark_config
 from backfill_assets.spark.filesystems import folder_filesystem, open_store
 from backfill_assets.spark.processes import spark_home
 from backfill_assets.spark.stores import S3, STORES, AzureStorage, GoogleStorage
-from backfill_assets.tables.unpartitioned import UnpartitionedTable
+from backfill_assets.tables.unpartitioned import Unpartitioned
 from backfill_assets_tests.helpers.connect_server import server_settings
 from backfill_assets_tests.helpers.lossy_s3_server import careless_s3
 
@@ -198,10 +198,10 @@ def test_a_local_folder_is_not_asked(tmp_path):
 
 
 def test_a_table_without_days_may_lie_in_a_store():
-    assert UnpartitionedTable("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
-    assert UnpartitionedTable("customers", "gs://bucket/c").place("/w") == "gs://bucket/c"
-    assert UnpartitionedTable("customers", AZURE).place("/w") == AZURE
-    assert UnpartitionedTable("customers", "/c").place("/w") == "/c"
-    assert UnpartitionedTable("customers", "file:///c").place("/w") == "/c"
+    assert Unpartitioned("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
+    assert Unpartitioned("customers", "gs://bucket/c").place("/w") == "gs://bucket/c"
+    assert Unpartitioned("customers", AZURE).place("/w") == AZURE
+    assert Unpartitioned("customers", "/c").place("/w") == "/c"
+    assert Unpartitioned("customers", "file:///c").place("/w") == "/c"
     with pytest.raises(ValueError, match="other stores"):
-        UnpartitionedTable("customers", "hdfs://nn/c")
+        Unpartitioned("customers", "hdfs://nn/c")

@@ -693,7 +693,7 @@ def imported(tmp_path: Path, monkeypatch):
         ("    kwh: ", "    n: T.LongType = Field(ge=0.0)\n    kwh: "),
         (STATE, 'state: T.StringType = Field(nullable=True, metadata={"map": 1, "jsonpath": "$"})'),
         (CHECKS, 'group="7d/energy"'),
-        ("@table", "daily = UnpartitionedTable('shop.meters-of-now', 's3a://bucket/x')\n@table"),
+        ("@table", "daily = Unpartitioned('shop.meters-of-now', 's3a://bucket/x')\n@table"),
         (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        coerce = False\n"),
         (TABLE_KWH, f"{TABLE_KWH}\n    class Config:\n        metadata = {{'owner': 'energy'}}\n"),
         (STATE, r'state: T.StringType = Field(str_matches=r"[]\[a{]\{a{1,2}b{3}\N{DIGIT ONE}")'),

@@ -41,7 +41,7 @@ from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, Share, cache_frames
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
-from backfill_assets.tables.unpartitioned import Lookup, UnpartitionedTable
+from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 #: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
 #: refuse a range of assets whose runs are limited in days.
@@ -246,7 +246,7 @@ class AssetInputs:
     share: Share
 
     def unpartitioned_rows(
-        self, inputs: Mapping[str, UnpartitionedTable], spark: SparkSession
+        self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
     ) -> dict[str, DataFrame]:
         """Return all rows of unpartitioned inputs, by parameter."""
         return {

@@ -96,8 +96,8 @@ def _null_rates(metrics: DayMetrics) -> dict[str, Any]:
     return {f"null_rate_{name}": metrics.null_rate(name) for name, n in metrics.nulls.items() if n}
 
 
-def day_metadata(verdict: Verdict) -> dict[str, Any]:
-    """The numbers of a published day, as metadata of its materialization."""
+def day_metadata(verdict: Verdict, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a published day, and further numbers, as metadata of its materialization."""
     metrics = verdict.metrics
     warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity in _PUBLISHED_WITH]
     return {
@@ -114,6 +114,7 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
             if warnings
             else {}
         ),
+        **metadata_keys(numbers),
     }
 
 

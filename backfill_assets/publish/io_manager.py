@@ -18,12 +18,7 @@ import dagster as dg
 import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.checks import (
-    check_evaluations,
-    day_metadata,
-    failure_text,
-    metadata_keys,
-)
+from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
@@ -318,8 +313,7 @@ class DeltaIOManager(publisher.Publisher):
             asset_key=table.name,
             partition=result.day.isoformat(),
             metadata={
-                **day_metadata(result.verdict),
-                **metadata_keys(result.numbers),
+                **day_metadata(result.verdict, result.numbers),
                 **_outcome_metadata(result),
                 **(task_figures if result.outcome is not Outcome.IDENTICAL else {}),
                 "dagster/uri": self.url(table),

@@ -22,6 +22,7 @@ import pandera.pyspark as pa
 
 from backfill_assets.calendar.reach import Reach
 from backfill_assets.settings import Settings, SettingsError
+from backfill_assets.tables import derived
 from backfill_assets.tables.columns import (
     Forbidden,
     gap_of,
@@ -30,21 +31,13 @@ from backfill_assets.tables.columns import (
     renamed_from,
     sql_conditions,
 )
-from backfill_assets.tables.derived import (
-    Conserved,
-    Corrections,
-    Current,
-    Derived,
-    PublishedDays,
-    Reads,
-)
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.project_source import DeadEndError, Project, distributions
 from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import DRIFT
-from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, UnpartitionedTable
+from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
 
 #: By kind of table, the version of the rows that this package computes. Raise a number if, and only
 #: if, a change of this package gives other rows of that kind for the same input; `package` stands
@@ -78,19 +71,19 @@ DECIDING: Mapping[type, tuple[str, ...]] = {
         *("window_days", "late_lines", "arrives_after", "delimiter", "timezone", "ambiguous"),
     ),
     SourceTable: ("source",),
-    Derived: (
+    derived.Derived: (
         *(*_TABLE, "transform", "reads", "unpartitioned", "published", "answers"),
         *("conserved", "version"),
     ),
-    Current: ("base", "source"),
-    Corrections: ("model", *_OPTIONS),
+    derived.Current: ("base", "source"),
+    derived.Corrections: ("model", *_OPTIONS),
     Table: _TABLE,
-    Reads: ("table", "reach", "as_known", "each_row_once"),
-    PublishedDays: ("table", "reach"),
+    derived.Reads: ("table", "reach", "as_known", "each_row_once"),
+    derived.PublishedDays: ("table", "reach"),
     LookupAnswers: ("lookup", "of"),
-    Conserved: ("parameter", "column", "total"),
+    derived.Conserved: ("parameter", "column", "total"),
     Forbidden: ("name", "find"),
-    UnpartitionedTable: ("name", "url"),
+    Unpartitioned: ("name", "url"),
     Lookup: ("name", "model", "request", "path", "url", "read", "none_at"),
 }
 #: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
@@ -101,16 +94,16 @@ _TABLE_OTHERS = (
 OTHERS: Mapping[type, tuple[str, ...]] = {
     Source: ("hourly", "arrives_on", "named", "skew", "declared_in"),
     SourceTable: (*_TABLE, *_TABLE_OTHERS, "role"),
-    Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
-    Current: (*_TABLE, *_TABLE_OTHERS),
-    Corrections: ("forbidden", "depends_on", *_TABLE_OTHERS, "facts", "current"),
+    derived.Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
+    derived.Current: (*_TABLE, *_TABLE_OTHERS),
+    derived.Corrections: ("forbidden", "depends_on", *_TABLE_OTHERS, "facts", "current"),
     Table: _TABLE_OTHERS,
-    Reads: (),
-    PublishedDays: (),
+    derived.Reads: (),
+    derived.PublishedDays: (),
     LookupAnswers: (),
-    Conserved: (),
+    derived.Conserved: (),
     Forbidden: ("description",),
-    UnpartitionedTable: (),
+    Unpartitioned: (),
     Lookup: (
         *("quota", "secret", "header", "reserve", "pool", "connections", "timeout", "tries"),
         "patience",

@@ -31,11 +31,7 @@ from backfill_assets.tables.table import (
     decided_by,
 )
 from backfill_assets.tables.table_options import OPTION_NAMES
-from backfill_assets.tables.unpartitioned import (
-    LookupAnswers,
-    UnpartitionedInput,
-    UnpartitionedTable,
-)
+from backfill_assets.tables.unpartitioned import LookupAnswers, Unpartitioned, UnpartitionedInput
 
 #: The column with the day of the table for which a row of an input counts. A row that decides seven
 #: days occurs seven times.
@@ -176,7 +172,7 @@ class Derived(Table):
 
     transform: Transform
     reads: Mapping[str, Reads]
-    unpartitioned: Mapping[str, UnpartitionedTable] = field(default_factory=dict)
+    unpartitioned: Mapping[str, Unpartitioned] = field(default_factory=dict)
     published: Mapping[str, PublishedDays] = field(default_factory=dict)
     answers: Mapping[str, LookupAnswers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()

@@ -30,7 +30,7 @@ from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Dependency, Inputs, Table
 from backfill_assets.tables.table_options import suggest_name
-from backfill_assets.tables.unpartitioned import Lookup, UnpartitionedTable
+from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 
 @dataclass(frozen=True)
@@ -457,7 +457,7 @@ def _retired_input_message(table: Table, source: Table) -> str:
 
 def _listing_hint(entry: object) -> str:
     """How to replace an entry that is neither a table nor a source."""
-    if isinstance(entry, Lookup | UnpartitionedTable):
+    if isinstance(entry, Lookup | Unpartitioned):
         return ": tables that read it are, and it is not listed"
     if inspect.isfunction(entry):
         return f": put @table(MODEL) before {entry.__name__}"

@@ -33,22 +33,17 @@ from backfill_assets.tables.derived import (
 )
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table
-from backfill_assets.tables.unpartitioned import (
-    Lookup,
-    LookupAnswers,
-    UnpartitionedInput,
-    UnpartitionedTable,
-)
+from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
 
 #: The annotations that a parameter may have.
-_ANNOTATIONS = (Reads, UnpartitionedTable, PublishedDays, LookupAnswers)
+_ANNOTATIONS = (Reads, Unpartitioned, PublishedDays, LookupAnswers)
 
 
 class FunctionInputs(NamedTuple):
     """The inputs of a function by parameter, grouped by kind."""
 
     reads: dict[str, Reads]
-    unpartitioned: dict[str, UnpartitionedTable]
+    unpartitioned: dict[str, Unpartitioned]
     published: dict[str, PublishedDays]
     answers: dict[str, LookupAnswers]
 
@@ -86,11 +81,11 @@ def inputs_of(function: Transform) -> FunctionInputs:
         else:
             unpartitioned[parameter] = inputs[0]
     with_days = [read.table.name for read in reads.values()]
-    others: list[UnpartitionedInput] = [
-        *unpartitioned.values(),
-        *(answer.lookup for answer in answers.values()),
+    names = [
+        *with_days,
+        *(read.name for read in unpartitioned.values()),
+        *(answer.lookup.name for answer in answers.values()),
     ]
-    names = [*with_days, *(other.name for other in others)]
     if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
         raise arguments.DeclarationError(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
@@ -104,7 +99,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
 
 def _input_arguments(annotation: Any) -> list[arguments.Argument]:
     """Return the arguments of a parameter's annotation, with the types that they must have."""
-    if isinstance(annotation, UnpartitionedTable):
+    if isinstance(annotation, Unpartitioned):
         return [arguments.Argument("the name", annotation.name, arguments.is_text, "a name")]
     if isinstance(annotation, LookupAnswers):
         return [
@@ -239,7 +234,7 @@ def table(
 
     The function gets all rows that decide the days to compute. Their column `for_day` is the day of
     the table for which a row counts. The function returns the rows of these days. It reads no
-    clock and no table. An `UnpartitionedTable` parameter holds all rows of its table, a
+    clock and no table. An `Unpartitioned` parameter holds all rows of its table, a
     `PublishedDays` one the days that are published, and a `LookupAnswers` one the answers of a
     service.
 

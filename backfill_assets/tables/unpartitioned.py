@@ -36,7 +36,7 @@ class UnpartitionedInput(Protocol):
 
 
 @dataclass(frozen=True)
-class UnpartitionedTable:
+class Unpartitioned:
     """A Delta table that has no days; the annotation of a parameter that holds all of its rows.
 
     Every day is built from the version that is current when it is computed. A change of its rows

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 from pyspark.sql import DataFrame
 
-from backfill_assets import Reads, UnpartitionedTable, conserves_total, last_days, table
+from backfill_assets import Reads, Unpartitioned, conserves_total, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
@@ -194,12 +194,12 @@ def twice(
 def fine(orders: Annotated[DataFrame, Reads(FACT)]): ...
 
 
-def without_days(customers: Annotated[DataFrame, UnpartitionedTable("customers")]): ...
+def without_days(customers: Annotated[DataFrame, Unpartitioned("customers")]): ...
 
 
 def both(
     orders: Annotated[DataFrame, Reads(FACT)],
-    all_orders: Annotated[DataFrame, UnpartitionedTable("fact_daily_orders")],
+    all_orders: Annotated[DataFrame, Unpartitioned("fact_daily_orders")],
 ): ...
 
 
@@ -248,7 +248,7 @@ TWICE = [RAW, RAW]
 @table(CustomerSpend, partition="run_date", key=["customer_id"], totals=["orders", "spend"])
 def orders_whole(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    log: Annotated[DataFrame, UnpartitionedTable("raw_orders")],
+    log: Annotated[DataFrame, Unpartitioned("raw_orders")],
 ) -> DataFrame: ...
 
 

@@ -10,7 +10,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, UnpartitionedTable, conserves_total, table
+from backfill_assets import Reads, Unpartitioned, conserves_total, table
 from backfill_assets_guide.examples.customers.orders import fact_orders_enriched
 
 
@@ -36,7 +36,7 @@ class MarketRevenue(pa.DataFrameModel):
 )
 def revenue_by_market(
     orders: Annotated[DataFrame, Reads(fact_orders_enriched)],
-    countries: Annotated[DataFrame, UnpartitionedTable("countries")],
+    countries: Annotated[DataFrame, Unpartitioned("countries")],
 ) -> DataFrame:
     """Orders and revenue of each day and market."""
     market = F.coalesce("market", F.lit("unknown")).alias("market")
