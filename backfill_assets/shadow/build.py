@@ -332,7 +332,7 @@ def _stage_result(
 def target_tables(deployment: Deployment, chosen: Sequence[str]) -> tuple[str, ...]:
     """The tables of a target: the chosen tables, and all tables downstream of them.
 
-    Without chosen tables: all that are not loaded from files. A `current` view of a table is
+    Without chosen tables: all that are not loaded from files. A `current_table` of a table is
     included, as the same function computes it.
 
     Raises:
