@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.backfills import closing, planner
+from backfill_assets.backfills import planner
 from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
@@ -51,6 +51,7 @@ from backfill_assets.orders.tables import (
     STAGED,
 )
 from backfill_assets.settings import load_settings
+from backfill_assets.staleness import unloaded
 from backfill_assets.staleness.unloaded import digest_load_plans, plan_load
 from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.helpers.invented_listings import write_landing
@@ -777,7 +778,7 @@ def loaded_days(monkeypatch, tmp_path) -> Deployment:
     }
     landing = {str(d): manifest.as_json for d, manifest in manifests.items()}
     log = ledger(RAW, record(1, manifests, landing=landing))
-    monkeypatch.setattr(closing, "read_ledger", lambda *_: log)
+    monkeypatch.setattr(unloaded, "read_ledger", lambda *_: log)
     write_landing(tmp_path, "a=1", *[None] * 37, "a=39")
     return Deployment(load_settings(landing=str(tmp_path), start=day(1), end=None))
 
@@ -797,14 +798,14 @@ def loaded_days(monkeypatch, tmp_path) -> Deployment:
 )
 def test_days_that_cannot_be_closed_or_opened(loaded_days, n, reopen, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
-        closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
+        unloaded.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
 
 
 def test_days_that_can_be_closed_or_opened(loaded_days):
-    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(20), day(25)), reopen=False)
-    closing.refuse_closing(loaded_days, ORDER_LINES, Window(day(38), day(39)), reopen=True)
+    unloaded.refuse_closing(loaded_days, ORDER_LINES, Window(day(20), day(25)), reopen=False)
+    unloaded.refuse_closing(loaded_days, ORDER_LINES, Window(day(38), day(39)), reopen=True)
     with pytest.raises(ValueError, match="is no arrival day of the source"):
-        closing.refuse_closing(
+        unloaded.refuse_closing(
             loaded_days,
             replace(ORDER_LINES, arrives_on="mon"),
             Window(day(38), day(39)),

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from backfill_assets.backfills import backfill_plan, reconcile, stages, state_store
 from backfill_assets.backfills.changes import is_commit_of, reverted_by_table
-from backfill_assets.backfills.closing import closing_tags, refuse_closing
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
@@ -20,6 +19,8 @@ from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import markdown_table
+from backfill_assets.publish.types import closing_tags
+from backfill_assets.staleness.unloaded import refuse_closing
 from backfill_assets.tables.code_version import Code
 
 

@@ -131,8 +131,9 @@ def reopen(out: Output, source: str, partitions: Window, reason: str) -> Status:
 
 def _change_closing(out: Output, source: str, days: Window, reason: str, *, reopen: bool) -> Status:
     """Close arrival days or open them again, by a run that loads them; `FINDING` if it failed."""
-    from backfill_assets.backfills.closing import closing_tags, refuse_closing
     from backfill_assets.monitoring.next_runs import assets_of
+    from backfill_assets.publish.types import closing_tags
+    from backfill_assets.staleness.unloaded import refuse_closing
 
     deployment = Deployment(load_settings())
     declared_source = parameters.find_source(deployment, source)

@@ -42,6 +42,11 @@ NIGHT_TAG = "backfill_assets/night"
 NIGHT = "command night"
 
 
+def closing_tags(reason: str, *, reopen: bool) -> dict[str, str]:
+    """Return the tags of a run that closes the arrival days it loads, or opens them again."""
+    return {REOPEN_TAG if reopen else CLOSE_TAG: "true", REASON_TAG: reason}
+
+
 def launched_by(tags: Mapping[str, str]) -> str:
     """Return who launched a run, from its tags.
 

@@ -1,20 +1,23 @@
 """Unloaded days: log days whose landed files differ from what the raw log was loaded from.
 
-A load plan says what days would be loaded from, whether they differ or not.
+A load plan says what days would be loaded from, whether they differ or not. An arrival day without
+a folder is closed if none is expected for it.
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing import load_manifest
-from backfill_assets.landing.listing import ListedFile, Listing, list_landing
+from backfill_assets.landing.listing import ListedFile, Listing, folder_name, list_landing
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.sources import Source
 
@@ -272,3 +275,56 @@ def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
         }
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def refuse_closing(deployment: Deployment, source: Source, days: Window, *, reopen: bool) -> None:
+    """Raise if some arrival days cannot be closed, or opened again.
+
+    Raises:
+        ValueError: the message names the first such day, and why.
+        LandingError: the landing is not where the settings say.
+    """
+    find_reasons = _reasons_not_to_reopen if reopen else _reasons_not_to_close
+    for day, reason in find_reasons(deployment, source, days):
+        verb = "opened" if reopen else "closed"
+        raise ValueError(
+            f"{source.name} [{format_ranges(days)}] is not {verb}, as {day} {reason}. Nothing was "
+            "changed"
+        )
+
+
+def _reasons_not_to_close(
+    deployment: Deployment, source: Source, days: Window
+) -> Iterator[tuple[date, str]]:
+    policy = source.policy(deployment.settings)
+    listing = list_landing(deployment.settings.landing, source, days)
+    log = read_ledger(deployment.table_url(source.raw.name), source.raw)
+    manifests = loaded_manifests(log)
+    for day in days:
+        manifest = manifests.get(day)
+        if day < policy.start:
+            yield day, f"is before the first day of the source, {policy.start}"
+        elif day >= deployment.today:
+            yield day, "is not over: its folder may still come"
+        elif day in listing.folders or (manifest and day in manifest.present_days):
+            yield day, f"has a folder: {folder_name(day)} has come"
+
+
+def _reasons_not_to_reopen(
+    deployment: Deployment, source: Source, days: Window
+) -> Iterator[tuple[date, str]]:
+    policy = source.policy(deployment.settings)
+    log = read_ledger(deployment.table_url(source.raw.name), source.raw)
+    manifests = loaded_manifests(log)
+    newest = max((d for d, m in manifests.items() if d in m.present_days), default=date.min)
+    for day in days:
+        if day not in manifests or not manifests[day].closed:
+            yield day, "is not closed"
+        elif day not in policy.arrival_days:
+            yield day, "is no arrival day of the source (`arrives_on` in its declaration)"
+        elif (newest - day).days >= policy.absent_days:
+            yield (
+                day,
+                f"is not waited for: the folder of {newest} has come, {policy.absent_days} days "
+                "later or more. A folder that comes after all is loaded",
+            )

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from backfill_assets.backfills.closing import closing_tags, refuse_closing
 from backfill_assets.backfills.undo import undo_backfill
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -17,6 +16,8 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.next_runs import RunPlanner
 from backfill_assets.monitoring.states import DayState
+from backfill_assets.publish.types import closing_tags
+from backfill_assets.staleness.unloaded import refuse_closing
 from backfill_assets_guide.examples.city import READINGS, TICKETS
 from backfill_assets_guide.sample.city_landing import (
     Line,
