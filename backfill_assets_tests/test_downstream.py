@@ -355,9 +355,9 @@ def test_an_undo_whose_write_fails_amid_its_commits_says_what_to_do(tables, undo
         "stg_orders was not undone and is as it was: No space left on device. Tables that were put "
         "back before it stay so; ask for the undo of nightrun again for the rest."
     )
-    scopes, problems = undo_module.preview_undo(undo.deployment, "nightrun")
-    assert days_by_table(scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
-    assert problems == []
+    plan = undo_module.plan_undo(undo.deployment, "nightrun")
+    assert days_by_table(plan.scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
+    assert plan.problems == []
 
 
 def test_days_with_a_gap_between_them_are_undone(tables):

@@ -51,6 +51,11 @@ class UndoScope:
     already_reverted: Collection[date]
     problems: Collection[str]
 
+    @property
+    def days(self) -> Mapping[date, DayChange]:
+        """The days that its commit covers."""
+        return {**self.unchanged, **self.changes}
+
 
 def undo_scopes(
     snapshot: Snapshot, name: str, days: Container[date] | None = None
