@@ -355,9 +355,9 @@ def test_an_undo_whose_write_fails_amid_its_commits_says_what_to_do(tables, undo
         "stg_orders was not undone and is as it was: No space left on device. Tables that were put "
         "back before it stay so; ask for the undo of nightrun again for the rest."
     )
-    scopes, problems = undo_module.preview_undo(undo.deployment, "nightrun")
-    assert days_by_table(scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
-    assert problems == []
+    plan = undo_module.plan_undo(undo.deployment, "nightrun")
+    assert days_by_table(plan.scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
+    assert plan.problems == []
 
 
 def test_days_with_a_gap_between_them_are_undone(tables):
@@ -515,9 +515,9 @@ def test_what_another_writer_changed_in_an_input_is_refused(tables):
     tables.external(RAW, 5, [3])
     tables.make(STAGED, 4, [3, 5], run="followe3", inputs={RAW.name: 5})
     assert list_problems(tables.extents("nextnight")) == [
-        "stg_orders [2024-01-03] was made of what is to be undone, and of version 5 of raw_orders "
-        "by another writer (DELETE) as well; undo that first, or leave out the days that these "
-        "are made of"
+        "stg_orders [2024-01-03] was made by run followe3 in version 4, of what is to be undone "
+        "and of version 5 of raw_orders by another writer (DELETE) at once; undo run followe3 "
+        "first, or leave out the days that these are made of"
     ]
 
 
@@ -526,12 +526,21 @@ def test_each_commit_of_others_is_named_with_its_days(tables):
     tables.load(4, [3], run="firstlate", touches=[3])
     tables.load(5, [4], run="nextlate", touches=[4])
     tables.make(STAGED, 3, [3, 4, 5], run="followe2", inputs={RAW.name: 5})
-    as_well = "as well; undo that first, or leave out the days that these are made of"
-    made = "was made of what is to be undone, and of version"
+    made = "was made by run followe2 in version 3, of what is to be undone and of version"
+    advice = "undo run followe2 first, or leave out the days that these are made of"
     assert list_problems(tables.extents("nextnight")) == [
-        f"stg_orders [2024-01-03] {made} 4 of raw_orders by run firstlat {as_well}",
-        f"stg_orders [2024-01-04] {made} 5 of raw_orders by run nextlate {as_well}",
+        f"stg_orders [2024-01-03] {made} 4 of raw_orders by run firstlat at once; {advice}",
+        f"stg_orders [2024-01-04] {made} 5 of raw_orders by run nextlate at once; {advice}",
     ]
+    # What the advice says leads there; the others name the same run, and not this one.
+    assert advice in list_problems(tables.extents("firstlate"))[0]
+    assert list_problems(tables.extents("followe2")) == []
+    restored = {"run": "undo0004", "inputs": {RAW.name: 2}, "as_of": 2}
+    tables.make(STAGED, 4, [3, 4], withdrawn=[5], **restored)
+    for name, number in [("nextnight", 5), ("firstlate", 3), ("nextlate", 4)]:
+        scopes = tables.extents(name)
+        assert days_by_table(scopes) == {RAW.name: ({number}, set())}
+        assert list_problems(scopes) == []
 
 
 def test_days_that_were_made_by_other_code_meanwhile_are_refused(tables):
@@ -690,10 +699,12 @@ def test_a_day_upon_one_that_others_changed_as_well_is_refused(runs):
     scopes = find_scopes(runs, "wrongrun")
     assert days_by_table(scopes) == {STAGED.name: ({3}, set()), balance.name: ({3, 4}, set())}
     assert list_problems(scopes) == [
-        "balance [2024-01-03] was made of what is to be undone, and of version 1 of balance by "
-        "run another1 as well; undo that first, or leave out the days that these are made of"
+        "balance [2024-01-03] was made by run followed in version 2, of what is to be undone and "
+        "of version 1 of balance by run another1 at once; undo run followed first, or leave out "
+        "the days that these are made of"
     ]
     # What the advice says leads there.
+    assert list_problems(find_scopes(runs, "followed")) == []
     scopes = find_scopes(runs, "another1")
     assert days_by_table(scopes) == {balance.name: ({2}, set())}
 
@@ -708,7 +719,7 @@ def test_a_day_upon_one_that_another_undo_has_reverted_is_not_refused(runs, take
     later = runs.build(balance, 5, run="laterrun")
     runs.build(balance, 6, run="followed")
     (problem,) = list_problems(find_scopes(runs, "olderrun"))
-    assert "by run laterrun as well; undo that first" in problem
+    assert "by run laterrun at once; undo run followed first" in problem
     assert days_by_table(find_scopes(runs, "laterrun")) == {balance.name: ({5}, set())}
     undo = {"as of": {str(later.version - 1): [str(day(5))]}}
     undone = runs.build(balance, 5, run="undo0001", **undo)
@@ -730,9 +741,9 @@ def test_days_upon_one_of_another_writer_are_refused(runs):
     )
     runs.build(balance, 3, run="followed")
     assert list_problems(find_scopes(runs, "wrongrun")) == [
-        "balance [2024-01-03] was made of what is to be undone, and of version 1 of balance by "
-        "another writer (UPDATE) as well; undo that first, or leave out the days that these are "
-        "made of"
+        "balance [2024-01-03] was made by run followed in version 2, of what is to be undone and "
+        "of version 1 of balance by another writer (UPDATE) at once; undo run followed first, or "
+        "leave out the days that these are made of"
     ]
 
 

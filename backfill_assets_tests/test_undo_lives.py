@@ -54,6 +54,8 @@ class Life:
     #: By table, how many contents there are: with few, days often come out as they were.
     ranges: dict[str, int] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
+    #: The share of runs that build what is behind; the others leave it to the next.
+    follow_share: float = 1
     #: By run, oldest first, the contents before it.
     before: dict[str, dict[str, dict[date, int]]] = field(default_factory=dict)
     #: As of the versions of the tables, the scopes of undos by run.
@@ -78,6 +80,8 @@ class Life:
 
     def follow(self, run: str) -> None:
         """Build what is behind, table by table, as a night does."""
+        if self.follow_share < 1 and self.chance.random() > self.follow_share:
+            return
         for name in self.deployment.tables:
             stale = find_stale_days(snapshot_ledgers(self.ledgers, self.deployment.policy, TODAY))
             if name not in LANDED and (days := stale.all_days(name)):
@@ -318,9 +322,10 @@ def run_step(life: Life) -> None:
     life.follow(run)
 
 
-def run_life(seed: int) -> Life:
+def run_life(seed: int, follow_share: float = 1) -> Life:
     """A first load, and nights and backfills after it."""
     life = new_life(seed)
+    life.follow_share = follow_share
     for _ in range(6):
         run_step(life)
     return life
@@ -388,6 +393,15 @@ def test_any_run_is_undone_after_those_that_are_named(seed):
     run = life.chance.choice([*life.before])
     undo_as_advised(life, run)
     assert not life.has_work(run)
+
+
+@pytest.mark.parametrize("seed", [2])
+def test_runs_that_left_days_to_the_next_are_undone_after_those_that_are_named(seed):
+    """A day is built at once from what several runs have loaded: they do not name each other."""
+    life = run_life(seed, follow_share=0.3)
+    assert check_refusals(life)
+    undo_as_advised(life, [*life.before][1])
+    assert not life.has_work([*life.before][1])
 
 
 #: The undos of the first are refused if what was undone before counts as undone since; in 51 and

@@ -51,6 +51,11 @@ class UndoScope:
     already_reverted: Collection[date]
     problems: Collection[str]
 
+    @property
+    def days(self) -> Mapping[date, DayChange]:
+        """The days that its commit covers."""
+        return {**self.unchanged, **self.changes}
+
 
 def undo_scopes(
     snapshot: Snapshot, name: str, days: Container[date] | None = None
@@ -386,8 +391,11 @@ def _mixed_input_problems(
     """Messages for downstream days that also depend on commits by others, which undo would drop.
 
     A day is judged by the last commit that wrote it: what others changed in its inputs, and what
-    was reverted there before that commit, has no part in the current rows.
+    was reverted there before that commit, has no part in the current rows. If its first commit of
+    undone rows was of the others' rows already, the day is undone first: each of both would else
+    name the other.
     """
+    makers: dict[date, CommitRecord | ExternalCommit] = {}
     commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
     other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
     standing = standing_commits(ledger, is_direct)
@@ -403,19 +411,43 @@ def _mixed_input_problems(
         previous, first, last = commits[start - 1] if start else None, commits[start], commits[-1]
         if other_input := undone.find_other_input(previous, last, day):
             commits_by_input[other_input[0]][day] = other_input[1]
+            if undone.find_other_input(previous, first, day):
+                makers[day] = last
         # A commit that took the day back has made no rows, with no code.
         if previous and day in previous.days and _is_within(change, previous.version):
             first = previous
         if _differ_in_code(first, last, day):
             other_code_commits[day] = last
+    yield from _explain_mixed_inputs(ledger.table.name, commits_by_input, makers)
+    yield from _overwrite_problems(ledger.table.name, other_code_commits)
+
+
+def _explain_mixed_inputs(
+    table: str,
+    commits_by_input: Mapping[str, Mapping[date, CommitRecord | ExternalCommit]],
+    makers: Mapping[date, CommitRecord | ExternalCommit],
+) -> Iterator[str]:
+    """Messages for days of a table that commits by others changed as well.
+
+    `makers` has the commits of those days that were built from both at once.
+    """
     for name, commits_by_day in commits_by_input.items():
         for commit, days in _group_by_commit(commits_by_day):
-            yield (
-                f"{ledger.table.name} [{format_ranges(days)}] was made of what is to be undone, "
-                f"and of version {commit.version} of {name} by {_describe_writer(commit)} as well; "
-                "undo that first, or leave out the days that these are made of"
-            )
-    yield from _overwrite_problems(ledger.table.name, other_code_commits)
+            other = f"version {commit.version} of {name} by {_describe_writer(commit)}"
+            if days_apart := [day for day in days if day not in makers]:
+                yield (
+                    f"{table} [{format_ranges(days_apart)}] was made of what is to be undone, and "
+                    f"of {other} as well; undo that first, or leave out the days that these are "
+                    "made of"
+                )
+            makers_of_days = {day: makers[day] for day in days if day in makers}
+            for maker, days_at_once in _group_by_commit(makers_of_days):
+                run = _describe_writer(maker)
+                yield (
+                    f"{table} [{format_ranges(days_at_once)}] was made by {run} in version "
+                    f"{maker.version}, of what is to be undone and of {other} at once; undo {run} "
+                    "first, or leave out the days that these are made of"
+                )
 
 
 def _differ_in_code(first: CommitRecord, second: CommitRecord, day: date) -> bool:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from backfill_assets.delta import data_files, records
 from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, delta_log, race_attempts, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
@@ -77,65 +77,36 @@ def undo_backfill(
         PublishError: a commit failed; the message says which table, and what to do next.
     """
     request = _UndoRequest(deployment, name, days)
-    scopes = request.current_scopes()
-    if problems := request.find_problems(scopes):
+    plan = request.current_plan()
+    if plan.problems:
         raise UndoRefusedError(
-            f"{name} was not undone, and nothing was written: " + "; ".join(problems)
+            f"{name} was not undone, and nothing was written: {'; '.join(plan.problems)}"
         )
-    if message := _explain_nothing_to_undo(name, scopes):
+    if message := plan.explain_nothing_to_undo():
         raise NothingToUndoError(
             f"{message} at {deployment.settings.warehouse}; nothing was written."
         )
-    undos = {
-        table_name: _TableUndo(
-            publisher, request, table, publisher.run_metadata(table, run_id, tags)
-        )
-        for table_name, table in request.tables.items()
-    }
+    undos = [
+        _TableUndo(publisher, request, table, publisher.run_metadata(table, run_id, tags))
+        for table in deployment.tables.values()
+    ]
     # All tables before the first commit: what follows is refused only if another run comes first.
-    if problems := [text for undo in undos.values() for text in undo.find_problems()]:
+    if problems := [text for undo in undos for text in undo.find_problems()]:
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: {'; '.join(problems)}. Leave these "
             "days out, or mend the input and launch them again."
         )
-    for table_name, undo in undos.items():
-        table = request.tables[table_name]
+    for undo in undos:
         try:
             results = undo.restore_days()
         except PublishError as error:
             cause = summarize_error(error.__cause__ or error).rstrip(". ")
             raise PublishError(
-                f"{table.name} was not undone and is as it was: {cause}. Tables that were put back "
-                f"before it stay so; ask for the undo of {name} again for the rest."
+                f"{undo.table.name} was not undone and is as it was: {cause}. Tables that were put "
+                f"back before it stay so; ask for the undo of {name} again for the rest."
             ) from error
         if results:
-            yield table, results
-
-
-def preview_undo(
-    deployment: Deployment, name: str, days: Container[date] | None = None
-) -> tuple[dict[str, UndoScope], list[str]]:
-    """What `undo_backfill` would revert now, by table, and why it would refuse; writes nothing.
-
-    The old rows are not read: `undo_backfill` itself audits them.
-    """
-    request = _UndoRequest(deployment, name, days)
-    scopes = request.current_scopes()
-    problems = request.find_problems(scopes)
-    if not problems and (message := _explain_nothing_to_undo(name, scopes)):
-        problems = [message]
-    return scopes, problems
-
-
-def _explain_nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
-    """Why there is no day to revert; empty if there is one."""
-    if any(scope.changes or scope.unchanged for scope in scopes.values()):
-        return ""
-    already_undone = any(scope.already_reverted for scope in scopes.values())
-    return (
-        f"{name} "
-        f"{'is undone already' if already_undone else 'has written no such day in any table'}"
-    )
+            yield undo.table, results
 
 
 def days_written_by_run(deployment: Deployment, run_id: str) -> dict[str, set[date]]:
@@ -148,39 +119,44 @@ def days_written_by_run(deployment: Deployment, run_id: str) -> dict[str, set[da
     return days_by_table
 
 
-class _UndoRequest:
-    """One undo request; caches its scopes until a table has a new version, and audits."""
+@dataclass(frozen=True)
+class UndoPlan:
+    """What `undo_backfill` reverts, as of one version of each table, and why it would refuse.
 
-    def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
-        self.deployment, self.name, self.days = deployment, name, days
-        self.tables = deployment.tables
-        #: By table, the version and the versions of the old rows that were audited, and these.
-        self.audited: dict[str, tuple[object, AuditedDays]] = {}
-        self._cached: tuple[dict[str, int | None], dict[str, UndoScope]] = ({}, {})
+    The old rows are not read: `undo_backfill` itself audits them.
 
-    def current_scopes(self) -> dict[str, UndoScope]:
-        """What to revert now, by table."""
-        ledgers = read_ledgers(self.deployment)
-        versions = {name: ledger.version for name, ledger in ledgers.items()}
-        if versions != self._cached[0]:
-            snapshot = Snapshot.from_deployment(self.deployment, ledgers)
-            scopes = undo_scopes(snapshot, self.name, self.days)
-            self._cached = versions, scopes
-        return self._cached[1]
+    Attributes:
+        deployment: whose tables they are.
+        name: backfill or run, as in `changes.is_commit_of`.
+        scopes: what to revert, by table, inputs first.
+    """
 
-    def find_problems(self, scopes: Mapping[str, UndoScope]) -> list[str]:
-        """Why days cannot be reverted: messages that name the days."""
-        return [
-            text for name, scope in scopes.items() for text in self._table_problems(name, scope)
-        ]
+    deployment: Deployment
+    name: str
+    scopes: Mapping[str, UndoScope]
 
-    def _table_problems(self, name: str, scope: UndoScope) -> list[str]:
+    @cached_property
+    def problems(self) -> list[str]:
+        """Why days of the tables cannot be reverted: messages that name the days."""
+        return [text for name in self.scopes for text in self.find_problems(name)]
+
+    def explain_nothing_to_undo(self) -> str:
+        """Why there is no day to revert; empty if there is one."""
+        if any(scope.days for scope in self.scopes.values()):
+            return ""
+        if any(scope.already_reverted for scope in self.scopes.values()):
+            return f"{self.name} is undone already"
+        return f"{self.name} has written no such day in any table"
+
+    def find_problems(self, name: str) -> list[str]:
         """Refusals of one table: its scope, an old schema, unreadable or deleted files."""
-        table, url, problems = self.tables[name], self.deployment.table_url(name), [*scope.problems]
+        table, url = self.deployment.tables[name], self.deployment.table_url(name)
+        scope = self.scopes[name]
+        problems = [*scope.problems]
         for version, days in _group_by_version(scope.changes).items():
             try:
                 # Only a table of a third schema may be two steps away from an old version.
-                schema = self._schema_version_at(table, version) if table.schema_version > 2 else 1
+                schema = _schema_version_at(url, version) if table.schema_version > 2 else 1
                 if table.schema_version - schema > 1:
                     problems.append(_explain_other_columns(table, days, version, schema))
                     continue
@@ -193,16 +169,44 @@ class _UndoRequest:
             if missing_days:
                 problems.append(
                     f"the files that {table.name} [{partitions.format_ranges(missing_days)}] "
-                    "had in version "
-                    f"{version} are gone: VACUUM takes them when the time to undo is over; "
-                    "mend the input and launch these days again instead"
+                    f"had in version {version} are gone: VACUUM takes them when the time to undo "
+                    "is over; mend the input and launch these days again instead"
                 )
         return problems
 
-    def _schema_version_at(self, table: Table, version: int) -> int:
-        return read_schema_version(
-            read_metadata(delta_log(self.deployment.table_url(table.name), version).load())
-        )
+
+def plan_undo(
+    deployment: Deployment,
+    name: str,
+    days: Container[date] | None = None,
+    ledgers: Ledgers | None = None,
+) -> UndoPlan:
+    """What `undo_backfill` reverts now, or as of some ledgers; writes nothing."""
+    snapshot = Snapshot.from_deployment(deployment, ledgers or read_ledgers(deployment))
+    return UndoPlan(deployment, name, undo_scopes(snapshot, name, days))
+
+
+def _schema_version_at(url: str, version: int) -> int:
+    return read_schema_version(read_metadata(delta_log(url, version).load()))
+
+
+class _UndoRequest:
+    """One undo request; caches its plan until a table has a new version, and audits."""
+
+    def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
+        self.deployment, self.name, self.days = deployment, name, days
+        #: By table, the version and the versions of the old rows that were audited, and these.
+        self.audited: dict[str, tuple[object, AuditedDays]] = {}
+        self._cached: tuple[dict[str, int | None], UndoPlan] | None = None
+
+    def current_plan(self) -> UndoPlan:
+        """What to revert now."""
+        ledgers = read_ledgers(self.deployment)
+        versions = {name: ledger.version for name, ledger in ledgers.items()}
+        if self._cached is None or versions != self._cached[0]:
+            plan = plan_undo(self.deployment, self.name, self.days, ledgers)
+            self._cached = versions, plan
+        return self._cached[1]
 
 
 def _explain_other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
@@ -291,11 +295,11 @@ class _TableUndo:
     def _try_restoring(self) -> list[types.DayResult] | None:
         """As `restore_days`; None if another commit came first."""
         ledger = self.publisher.ledger(self.table)  # before the scopes, which may be newer
-        scope = self.request.current_scopes()[self.table.name]
-        todo = {**scope.unchanged, **scope.changes}
-        if not todo:
+        plan = self.request.current_plan()
+        scope = plan.scopes[self.table.name]
+        if not scope.days:
             return []
-        problems = self.request.find_problems({self.table.name: scope})
+        problems = plan.find_problems(self.table.name)
         if not problems:
             audited, problems = self._audit_old_rows(ledger, scope)
         if problems:
@@ -304,8 +308,8 @@ class _TableUndo:
                 f"{'; '.join(problems)}. Tables that were put back before stay so; when the days "
                 "are free, ask again for the rest."
             )
-        with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
-            notes = self._commit_notes(ledger, audited, scope.changes, todo)
+        with explain_spark_errors(self.table, partitions.DaySet.from_days(scope.days)):
+            notes = self._commit_notes(ledger, audited, scope)
         audited = replace(audited, computed=replace(audited.computed, notes=notes))
         committed = audited.commit_once()
         if committed is None:
@@ -315,18 +319,18 @@ class _TableUndo:
 
     def find_problems(self) -> list[str]:
         """Why the old rows cannot be put back: messages that name the days."""
-        scope = self.request.current_scopes()[self.table.name]
-        if not (scope.unchanged or scope.changes):
+        scope = self.request.current_plan().scopes[self.table.name]
+        if not scope.days:
             return []
         _, problems = self._audit_old_rows(self.publisher.ledger(self.table), scope)
         return problems
 
     def _audit_old_rows(self, ledger: Ledger, scope: UndoScope) -> tuple[AuditedDays, list[str]]:
         """The audited old rows, and why they cannot be put back."""
-        todo, name = {**scope.unchanged, **scope.changes}, self.table.name
-        rows = ledger.version, {day: change.version_before for day, change in todo.items()}
-        with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
-            plan, computed = self._read_old_days(ledger, scope, todo)
+        name = self.table.name
+        rows = ledger.version, {day: change.version_before for day, change in scope.days.items()}
+        with explain_spark_errors(self.table, partitions.DaySet.from_days(scope.days)):
+            plan, computed = self._read_old_days(ledger, scope)
             if name in self.request.audited:
                 known_rows, audited = self.request.audited[name]
                 if known_rows == rows:
@@ -336,16 +340,16 @@ class _TableUndo:
             return audited, [*self._find_wrong_rows(ledger, audited, scope.changes)]
 
     def _read_old_days(
-        self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]
+        self, ledger: Ledger, scope: UndoScope
     ) -> tuple[types.ComputePlan, types.ComputedDays]:
         """Plan the days to restore, with their old rows."""
-        publisher, changes, tables = self.publisher, scope.changes, self.request.tables
+        publisher, deployment, name = self.publisher, self.request.deployment, self.table.name
+        todo, changes = scope.days, scope.changes
         newest = max(todo.values(), key=lambda change: change.version_after).last_commit
         sources = [
-            publisher.table_snapshot(publisher.ledger(tables[name]), by_day=False)
-            for name in newest.inputs
+            publisher.table_snapshot(publisher.ledger(deployment.tables[source]), by_day=False)
+            for source in newest.inputs
         ]
-        deployment, name = self.request.deployment, self.table.name
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
         request = types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes)
         ledgers = {**{source.table.name: source.ledger for source in sources}, name: ledger}
@@ -513,14 +517,10 @@ class _TableUndo:
         return data_files.rows_as_of(spark, url, self.table, version, days)
 
     def _commit_notes(
-        self,
-        ledger: Ledger,
-        audited: AuditedDays,
-        changes: Mapping[date, DayChange],
-        todo: Mapping[date, DayChange],
+        self, ledger: Ledger, audited: AuditedDays, scope: UndoScope
     ) -> records.CommitNotes:
         """Notes of the commit: final days, revoked days and details."""
-        verdicts = [*audited.verdicts.values()]
+        verdicts, todo, changes = [*audited.verdicts.values()], scope.days, scope.changes
         details = msgspec.structs.replace(
             self._commit_details(ledger, audited.computed.frame, verdicts, todo),
             undoes=self.request.name,

@@ -107,10 +107,13 @@ def _plan_undo(
     partitions: Window | None,
 ) -> Status:
     """Print what an undo would revert, or why it would be refused (`FINDING`); writes nothing."""
-    from backfill_assets.backfills.undo import preview_undo
+    from backfill_assets.backfills.undo import plan_undo
     from backfill_assets.shadow import switch
 
-    scopes, problems = preview_undo(deployment, backfill, partitions)
+    plan = plan_undo(deployment, backfill, partitions)
+    scopes, problems = plan.scopes, [*plan.problems]
+    if not problems and (message := plan.explain_nothing_to_undo()):
+        problems = [message]
     try:
         names = switch.resolve_names(deployment, backfill)
         switch.refuse_undo(deployment, dagster, names, partitions)

@@ -230,7 +230,8 @@ def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(undo, "days_written_by_run", lambda *_: {FACT.name: {JAN[0], JAN[1]}})
     shapes.take("undo", "undo", "aecrkdop")
     extent = UndoScope({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
-    monkeypatch.setattr(undo, "preview_undo", lambda *_: ({FACT.name: extent}, ["a problem"]))
+    plan = Mock(scopes={FACT.name: extent}, problems=["a problem"])
+    monkeypatch.setattr(undo, "plan_undo", lambda *_: plan)
     shapes.take("undo [--plan]", "undo", "aecrkdop", "--plan")
 
 

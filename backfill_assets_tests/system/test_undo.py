@@ -211,10 +211,10 @@ def test_an_undo_can_be_undone(wrong, original, first_digests, engine):
     first = few_tables(engine, original)
     old_files, old_ledgers = files_of(first, 2), read_ledgers(first.deployment)
     wrong_digests = published_digests(wrong)
-    extents, problems = undoing.preview_undo(wrong.deployment, "wrongone")
-    assert problems == []
+    plan = undoing.plan_undo(wrong.deployment, "wrongone")
+    assert plan.problems == []
     changed = {key for key, content in wrong_digests.items() if content != first_digests.get(key)}
-    assert {(name, d) for name, extent in extents.items() for d in extent.changes} == changed
+    assert {(name, d) for name, extent in plan.scopes.items() for d in extent.changes} == changed
     result = run_undo(wrong, "wrongone")
     assert published_digests(wrong) == first_digests
     put_back = undoing.days_written_by_run(wrong.deployment, result.run_id)
@@ -243,7 +243,7 @@ def test_what_was_written_since_is_left_alone(wrong):
     right = wrong.run(3, assets=CHAIN)
     digests = published_digests(wrong)
     versions = {name: wrong.log(name).version() for name in CHAIN}
-    _, problems = undoing.preview_undo(wrong.deployment, "wrongone")
+    problems = undoing.plan_undo(wrong.deployment, "wrongone").problems
     refused = wrong.failure(run_undo(wrong, "wrongone", fails=True))
     assert problems and all(problem in refused for problem in problems)
     for name in CHAIN:
