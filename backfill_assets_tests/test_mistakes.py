@@ -88,7 +88,7 @@ MISTAKES = {
     "event time text": (
         'event_time="read_at"',
         'event_time="meter_id"',
-        "meter_id must be timestamp",
+        "meter_id must be timestamp or date",
     ),
     "amount": ('amount="kwh"', 'amount="meter_id"', "meter_id must be decimal"),
     "amount list": (

@@ -5,6 +5,7 @@ Its fields are in another order than those of orders, and one is named like what
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import pandera.pyspark as pa
+import pyarrow
+import pyarrow.parquet as pq
 import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from backfill_assets.assets import derived, raw_expectations, raw_load, staging
 from backfill_assets.assets.raw_rows import (
@@ -40,10 +44,13 @@ from backfill_assets.audit.verdicts import (
 from backfill_assets.backfills.diff import DayDiff, DayFigures
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import last_days
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
-from backfill_assets.landing.files import LandingFile, LandingFiles
+from backfill_assets.imports import landing_files as imported_files
+from backfill_assets.imports.landing_files import ARRIVAL_DAY
+from backfill_assets.landing.files import LandingFile, LandingFiles, probe_files, read_lines
 from backfill_assets.landing.formats import TEXT, csv_records, header_columns
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.load_manifest import LoadManifest, LoadTarget
@@ -741,6 +748,141 @@ def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):
     )
     staged = dedup.drop_superseded(ranked, source).collect()
     assert {(row["number"], row["page"]) for row in staged} == {(1, "second"), (2, "p")}
+
+
+# --- sources that know only a date ----------------------------------------------------------------
+
+
+class ShippedItem(pa.DataFrameModel):
+    """A line item as TPC-H has it: dates and decimals, no times."""
+
+    l_orderkey: T.LongType = Field(description="The order.")
+    l_linenumber: T.LongType = Field(description="The line of it.")
+    l_extendedprice: T.DecimalType(15, 2) = Field(description="Its price.")  # type: ignore[valid-type]
+    l_shipdate: T.DateType = Field(description="The day of the shipment.")
+    l_receiptdate: T.DateType = Field(description="The day of the receipt.")
+
+
+ITEMS = Source(
+    "items",
+    ShippedItem,
+    key=["l_orderkey", "l_linenumber"],
+    event_time="l_shipdate",
+    version_time="l_receiptdate",
+    amount="l_extendedprice",
+)
+
+
+def item(order: int, price: str, shipped: int, received: int) -> dict[str, Any]:
+    return {
+        "l_orderkey": order,
+        "l_linenumber": 1,
+        "l_extendedprice": Decimal(price),
+        "l_shipdate": day(shipped),
+        "l_receiptdate": day(received),
+    }
+
+
+# By number of their order: of a day, its correction on the day after arrival, late, not yet.
+SHIPPED = [item(1, "1.50", 8, 8), item(1, "2.50", 8, 9), item(2, "3.00", 5, 6), item(3, "4", 8, 10)]
+
+
+@pytest.fixture(scope="module")
+def shipped_files(tmp_path_factory) -> Path:
+    """The same items in each format, of which each is a source's own."""
+    folder = tmp_path_factory.mktemp("landing") / "items" / f"arrival_date={day(8)}"
+    folder.mkdir(parents=True)
+    texts = [{name: str(value) for name, value in row.items()} for row in SHIPPED]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    rows = [",".join(values) for values in ([*texts[0]], *(row.values() for row in texts))]
+    (folder / "a.csv").write_text("\n".join(rows))
+    kinds = {"l_extendedprice": pyarrow.decimal128(15, 2)}
+    columns = {n: pyarrow.array([r[n] for r in SHIPPED], kinds.get(n)) for n in SHIPPED[0]}
+    pq.write_table(pyarrow.table(columns), folder / "a.parquet")
+    return folder.parent.parent
+
+
+def test_a_date_is_the_event_day_in_every_zone_and_format(spark, shipped_files):
+    reason = "from the future: its version time lies beyond the day after arrival"
+    expected = [(1, day(8), day(8)), (1, day(8), day(9)), (2, day(5), day(8)), (reason, None, None)]
+    for zone in ("America/Los_Angeles", "Asia/Tokyo"):
+        # The zone of a source is one of its times; a date is none.
+        source = replace(ITEMS, timezone=zone)
+        probed = probe_files(spark, str(shipped_files), source, Window(day(8), day(9)))
+        frames = read_lines(spark, probed, source)
+        assert len(frames) == 2  # of text, and of the types of Parquet
+        raw = dedup.with_event_day(read_versions(frames, source, zone), source, zone)
+        told = F.coalesce(REASON, F.col("l_orderkey").cast("string"))
+        event_day = F.when(F.col(REASON).isNull(), F.col("event_date"))
+        rows = raw.select("source_file", told, event_day, "log_date").collect()
+        assert Counter(tuple(row)[1:] for row in rows) == {
+            (str(told), *days): 3 for told, *days in expected
+        }
+        assert len({tuple(row) for row in rows}) == 12
+
+
+def test_dates_decide_versions_and_lateness(spark):
+    rows = [
+        (day(n), day(8), *line.values(), "a")
+        for n, line in zip((8, 9, 8), SHIPPED[:3], strict=True)
+    ]
+    raw = spark.createDataFrame(rows, ITEMS.raw.struct_type)
+    frame = dedup.with_event_day(raw, ITEMS, "America/Los_Angeles")
+    ranked = dedup.rank_lines(frame, ITEMS, 2, corrects=True)
+    in_time = dedup.rank_in_window(ranked, ITEMS, Window(day(1), day(9)), 2)
+    staged = dedup.drop_superseded(in_time, ITEMS).collect()
+    assert [(r["l_orderkey"], r["l_extendedprice"]) for r in staged] == [(1, Decimal("2.50"))]
+    late = staging.late_lines(frame, ITEMS, 2).collect()
+    assert [(row["l_orderkey"], row["event_date"]) for row in late] == [(2, day(5))]
+    nothing = spark.createDataFrame([], "arrival_date DATE")
+    log_window = Window(day(8), day(9))
+    (figures,) = staging.lateness_figures(frame, nothing, ITEMS, log_window, 2).collect()
+    assert (figures["late_lines"], figures["beyond_lines"]) == (1, 1)
+    assert (figures["delay_days_max"], figures["delay_minutes_max"]) == (3, 24 * 60)
+    # An import counts them by the same days, also where the table has text.
+    texts = raw.withColumn("l_shipdate", F.col("l_shipdate").cast("string"))
+    told = texts.withColumn(ARRIVAL_DAY, F.col("arrival_date"))
+    (counts,) = imported_files.counts_by_day(told, ITEMS, POLICY, "America/Los_Angeles").collect()
+    assert (counts["rows"], counts["late"], counts["ahead"]) == (3, 1, 0)
+
+
+class Invoice(pa.DataFrameModel):
+    """A line of an invoice, with a date and the time at which it was sent."""
+
+    invoice: T.StringType = Field(description="Names the invoice.")
+    text: T.StringType = Field(description="What it says.")
+    dated: T.DateType = Field(description="The day of the invoice.")
+    sent: T.TimestampType = Field(description="When it was sent.")
+
+
+def test_a_date_beside_a_time_begins_in_the_business_zone(spark):
+    """Else a line that was logged before the day could be greater than one of the day."""
+    source = Source("invoices", Invoice, key=["invoice"], event_time="dated", version_time="sent")
+    zone = "America/New_York"
+    # 22:00 on the second day in New York; the third day begins two hours later, there.
+    evening = datetime(*day(3).timetuple()[:3], 3, tzinfo=timezone.utc)
+    rows = [
+        (day(2), day(2), "i", "of the second day", day(2), evening, "a"),
+        (day(3), day(3), "i", "of the third day", day(3), evening - 2 * DAY, "b"),
+    ]
+    raw = spark.createDataFrame(rows, source.raw.struct_type)
+    dated = dedup.with_event_day(raw, source, zone)
+    ranked = dedup.rank_in_window(
+        dedup.rank_lines(dated, source, 2, corrects=True), source, WEEK, 2
+    )
+    counting = dedup.drop_superseded(ranked, source).collect()
+    assert [(row["text"], row["event_date"]) for row in counting] == [("of the third day", day(3))]
+    known = dedup.as_known(dated, source, last_days(2), Window(day(3), day(4)))
+    assert [row["text"] for row in known.collect()] == ["of the third day"]
+    log_days = dated.select("text", dedup.version_day(source, zone).alias("version_day")).collect()
+    assert [row["version_day"] for row in log_days] == [day(2), day(3)]
+    nothing = spark.createDataFrame([], "arrival_date DATE")
+    log_window = Window(day(3), day(5))
+    late = raw.withColumn("log_date", F.date_add("log_date", 1))
+    frame = dedup.with_event_day(late, source, zone)
+    figures = staging.lateness_figures(frame, nothing, source, log_window, 2).collect()
+    # The evening is 22 hours into its day; the other line was sent before its day began.
+    assert [row["delay_minutes_max"] for row in figures] == [22 * 60, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from backfill_assets.spark.frames import create_frame
 from backfill_assets.tables.columns import sql_conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets.transforms.dedup import business_day
+from backfill_assets.transforms.dedup import business_day, version_day
 
 #: Why a line is rejected; null for an accepted one. Like `TEXT`, no source has such a field.
 REASON = "_reason"
@@ -267,13 +267,11 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         elif name not in verbatim:
             values[name] = _parse_field(source, name, F.col(_landed_column(name)))
     frame = frame.withColumns(values)
-    event_time = F.col(source.event_time)
-    version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
-    ahead = F.datediff(version_day, "arrival_date")
+    ahead = F.datediff(version_day(source, timezone), "arrival_date")
     reason = F.coalesce(
         F.col(PROBLEM),
         *_field_reasons(source, verbatim, typed_fields),
-        F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
+        F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
@@ -329,8 +327,11 @@ def _surplus_decimals(
     return value.isNull() & _is_decimal(text) & (decimals > kind.scale), reason
 
 
-def _before_all_days(moment: Column, timezone: str) -> Column:
-    """Return whether the business day lies in the year 0, which no Python date can hold."""
+def _before_all_days(source: Source, timezone: str) -> Column:
+    """Return whether the event day lies in the year 0, which no Python date can hold."""
+    if source.event_time in source.dated_times:
+        return F.lit(False)  # the parser of dates accepts none of it
+    moment = F.col(source.event_time)
     first_hours = moment < F.lit("0001-01-02").cast("timestamp")
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
@@ -536,8 +537,8 @@ def rows_to_retain(
     )
     elsewhere = F.lit(False)
     if table is source.raw:
-        version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
-        elsewhere = F.greatest("arrival_date", version_day) != F.col("log_date")
+        log_day = F.greatest(F.col("arrival_date"), version_day(source, timezone))
+        elsewhere = log_day != F.col("log_date")
     return rows.select(*table.columns, elsewhere.alias("_elsewhere"))
 
 

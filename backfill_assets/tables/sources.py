@@ -143,11 +143,12 @@ class Source:
             A field that may be null is declared by `nullable`; a line without another one is
             rejected. Nested values are stored as JSON text in a string field.
         key: the fields that identify the thing of which a line is a version.
-        event_time: the timestamp field with the event time; its day in the business time zone is
-            the event day.
-        version_time: the timestamp field with the time at which the source created this version;
-            the event time if not given. Of lines with equal times, the one that was logged last
-            counts.
+        event_time: the timestamp or date field with the event time; its day in the business time
+            zone is the event day. A date is the event day itself, in every zone.
+        version_time: the timestamp or date field with the time at which the source created this
+            version; the event time if not given. Of lines with equal times, the one that was logged
+            last counts. If only one of both times is a date, it counts as the moment at which that
+            day begins in the business time zone.
         amount: the decimal field whose sum is audited, and compared with the sum in a control file
             of the source; None if there is none.
         start: the first day of the source; the deployment's, if not given.
@@ -280,10 +281,9 @@ class Source:
                 raise declaration_error(
                     f"{name} is {kind.simpleString()}, which no field may be{_type_advice(kind)}"
                 )
-        typed_fields: list[tuple[str, type[T.DataType]]] = [
-            (self.event_time, T.TimestampType),
-            (self.version_time, T.TimestampType),
-            *([(self.amount, T.DecimalType)] if self.amount else []),
+        typed_fields: list[tuple[str, tuple[type[T.DataType], ...]]] = [
+            *((name, (T.TimestampType, T.DateType)) for name in self.times),
+            *([(self.amount, (T.DecimalType,))] if self.amount else []),
         ]
         for name in (*self.key, *(name for name, _ in typed_fields)):
             if name not in self.types:
@@ -292,11 +292,10 @@ class Source:
                 )
             if name != self.amount and name in self.may_be_null:
                 raise declaration_error(f"{name} may not be null")
-        for name, required in typed_fields:
-            if not isinstance(self.types[name], required):
-                raise declaration_error(
-                    f"{name} must be {required.__name__.removesuffix('Type').lower()}"
-                )
+        for name, allowed in typed_fields:
+            if not isinstance(self.types[name], allowed):
+                kinds = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in allowed)
+                raise declaration_error(f"{name} must be {kinds}")
         _ = self.staged  # checks that its columns can be watched for skew
 
     @cached_property
@@ -313,6 +312,16 @@ class Source:
     def fields(self) -> tuple[str, ...]:
         """The names of the fields, in the order of the model."""
         return tuple(self.types)
+
+    @property
+    def times(self) -> tuple[str, str]:
+        """The names of the fields with the event time and the version time."""
+        return self.event_time, self.version_time
+
+    @cached_property
+    def dated_times(self) -> frozenset[str]:
+        """Those of the two fields that are dates."""
+        return frozenset(name for name in self.times if isinstance(self.types[name], T.DateType))
 
     @cached_property
     def may_be_null(self) -> frozenset[str]:
