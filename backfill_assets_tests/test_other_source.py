@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import pandera.pyspark as pa
 import pyarrow
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pyspark.sql.types as T
 import pytest
@@ -50,8 +51,14 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
 from backfill_assets.imports import landing_files as imported_files
 from backfill_assets.imports.landing_files import ARRIVAL_DAY
+from backfill_assets.landing.csv_files import (
+    CsvHeader,
+    csv_records,
+    header_columns,
+    read_header,
+)
 from backfill_assets.landing.files import LandingFile, LandingFiles, probe_files, read_lines
-from backfill_assets.landing.formats import TEXT, csv_records, header_columns
+from backfill_assets.landing.formats import TEXT
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.load_manifest import LoadManifest, LoadTarget
 from backfill_assets.orders.tables import CORRECTIONS, ORDER_LINES, RAW, STAGED
@@ -604,7 +611,7 @@ def test_a_dialect_of_csv_and_local_times(spark):
         [(day(1), "f.csv", text) for text in texts],
         f"arrival_date date, source_file string, {TEXT} string",
     )
-    records = csv_records(lines, header, source)
+    records = csv_records(lines, CsvHeader(header), source)
     assert header_columns(header, source)[:2] == ["site", "number"]
     rows = {row["number"]: row for row in read_versions([records], source, "UTC").collect()}
     assert rows.keys() == {1, 2, 3, 4, None}
@@ -885,6 +892,51 @@ def test_a_date_beside_a_time_begins_in_the_business_zone(spark):
     assert [row["delay_minutes_max"] for row in figures] == [22 * 60, 0]
 
 
+def test_a_group_of_thousands_may_be_the_delimiter_in_quotes():
+    assert replace(VISITS, thousands=",").thousands == ","
+    with pytest.raises(DeclarationError, match="delimiter and thousands are both ','"):
+        replace(VISITS, thousands=",", quote="")
+
+
+def test_an_alias_that_is_no_name_of_a_column_is_one_in_the_files():
+    class Call(VisitLine):
+        caller: T.StringType = nullable(0.1, 0.2, "Who called.")
+        seconds: T.LongType = Field(ge=0, alias="Dauer (s)", description="How long.")
+        agent: T.StringType = Field(alias="agent_id", description="Who was called.")
+
+    source = replace(VISITS, lines=Call, rename={"Anrufer": "caller"})
+    assert source.fields[-3:] == ("caller", "seconds", "agent_id")
+    assert source.rename == {"Dauer (s)": "seconds", "Anrufer": "caller"}
+    assert source.lines.__module__ == __name__
+    column = source.staged.model.to_schema().columns["seconds"]
+    assert (column.description, len(column.checks)) == ("How long.", 1)
+    assert source.may_be_null == {"page", "superseded", "caller"}
+    names = ["site", "number", "seconds", "began", "sent", "agent_id", "caller"]
+    header = "site,number,DAUER (S),began,sent,agent_id,Anrufer"
+    assert header_columns(header, source) == names
+    assert replace(source, rename={}).rename == {"Dauer (s)": "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "reason"),
+    [
+        ({}, b"a,b,c\n1,2,3\n", r"If the source sends no header, declare it with header=False"),
+        (
+            {"header": False},
+            b"SITE,sent,number,page,began,superseded\n",
+            "its first line is a header",
+        ),
+        ({"encoding": "utf-16"}, b"site,sent,number\n", "does not begin with the mark of UTF-16"),
+    ],
+)
+def test_a_file_that_does_not_fit_its_source_says_what_to_declare(
+    tmp_path, options, content, reason
+):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(LandingError, match=reason):
+        read_header(pafs.LocalFileSystem(), str(tmp_path / "a.csv"), replace(VISITS, **options))
+
+
 @pytest.mark.parametrize(
     ("header", "names"),
     [
@@ -913,6 +965,22 @@ def test_a_header_that_has_a_field_twice_in_another_case_is_none():
         ("timezone", "Berlin", "the IANA name of a time zone"),
         ("timezone", ["UTC"], "the IANA name of a time zone"),
         ("ambiguous", "later", 'give "earlier" or "raise"'),
+        ("decimal", ",", "delimiter and decimal are both ','; did you mean delimiter=\";\"?"),
+        ("decimal", ";", 'give "." or ","'),
+        ("thousands", ".", "thousands and decimal are both '.'; did you mean decimal=\",\"?"),
+        ("thousands", "1", "thousands is '1': give one of"),
+        ("quote", ",", "delimiter and quote are both ','"),
+        ("quote", "''", "quote is \"''\": give one ASCII character"),
+        ("comment", '"', "quote and comment are both"),
+        ("comment", "-", "comment is '-': give one ASCII character"),
+        ("header", "no", "header is 'no': give True or False"),
+        ("null", "NULL", "null is 'NULL': give texts, as \\[\"NULL\"\\]"),
+        ("encoding", "cp1525", "encoding is 'cp1525': .*; did you mean 'cp1252'"),
+        ("encoding", "shift_jis", "give an encoding in which each byte is a character"),
+        ("encoding", "rot13", "give an encoding in which each byte is a character"),
+        ("rename", {"Page": "pages"}, "'Page' is to be pages, .*; did you mean 'page'"),
+        ("rename", {"SITE": "page"}, "'SITE' is the name of a field itself"),
+        ("rename", {"URL": "page", "url": "page"}, "'URL' is there twice"),
     ],
 )
 def test_a_dialect_that_is_none_is_refused(argument, value, expected):

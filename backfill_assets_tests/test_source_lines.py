@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -600,6 +601,117 @@ def test_stored_values_are_read_as_their_text_would_be(
         row = by_id[f"v{n}"]
         assert (name, row["_reason"] or row[name]) == (name, expected)
     assert len(rows) == count
+
+
+class Sale(pa.DataFrameModel):
+    """A sale, as spreadsheets and cash desks tell it."""
+
+    sale_id: T.StringType = Field(description="Sale.")
+    sold_on: T.DateType = Field(description="Its day.", alias="Sold on")
+    amount: T.DecimalType(10, 2) = nullable(1.0, 1.0, "Amount.")  # type: ignore[valid-type]
+    pieces: T.LongType = nullable(1.0, 1.0, "Pieces.")
+    note: T.StringType = nullable(1.0, 1.0, "What the desk noted.")
+
+
+SALES = Source("sales", Sale, key=["sale_id"], event_time="sold_on")
+GERMAN = replace(
+    SALES,
+    delimiter=";",
+    decimal=",",
+    thousands=".",
+    encoding="cp1252",
+    null=["NULL", r"\N"],
+    comment="#",
+    rename={"Receipt No.": "sale_id"},
+)
+NO_HEADER = replace(SALES, delimiter="|", quote="'", header=False, thousands=" ")
+NO_QUOTES = replace(SALES, delimiter="\t", quote="", comment="%")
+NO_NUMBER = "bad amount: not a number as 1.234,50"
+
+# By source: cells of amount, pieces and note, and what is read.
+DIALECTS = [
+    (GERMAN, ["1.234,50", "1.000", 'K\u00e4se "\u20ac";'], (Decimal("1234.50"), 1000, 'K\u00e4se "\u20ac";')),
+    (GERMAN, ["-0,5", "+7", "NULL"], (Decimal("-0.50"), 7, None)),
+    (GERMAN, ["NULL", r"\N", ""], (None, None, None)),
+    (GERMAN, ["1,5e3", "1000000", "null"], (Decimal("1500.00"), 1000000, "null")),
+    (GERMAN, ["1.234", "1", "# none"], (Decimal("1234.00"), 1, "# none")),
+    (GERMAN, ["1,234", "1", ""], "bad amount: 3 decimals, 2 are kept"),
+    *((GERMAN, [text, "1", ""], NO_NUMBER) for text in ("1234.50", "1.23", "12.34,50", "1,234.50", "1.2345", "one", "1,5,0")),
+    (GERMAN, ["1", "1.00", ""], "bad pieces: not a whole number of 64 bits"),
+    (GERMAN, ["1", "1,0", ""], "bad pieces: not a whole number of 64 bits"),
+    (NO_HEADER, ["1 234.50", "1 000", "it's | two\r\nlines"], (Decimal("1234.50"), 1000, "it's | two\r\nlines")),
+    (NO_HEADER, ["1 23", "1", '"'], "bad amount: not a number that decimal(10,2) holds, with a point for decimals"),
+    (NO_HEADER, ["1", "2", '"quoted"'], (Decimal("1.00"), 2, '"quoted"')),
+    (NO_QUOTES, ["1.5", "2", '5" pipe, "x'], (Decimal("1.50"), 2, '5" pipe, "x')),
+    (NO_QUOTES, ["1.5", "2", '"quoted"'], (Decimal("1.50"), 2, '"quoted"')),
+    (NO_QUOTES, ["1.5", "2", "\0a\0"], "a NUL"),
+    (NO_QUOTES, ["1.5", "2", "a\tb"], "not 5 fields as in the header"),
+]  # fmt: skip
+
+
+def sales_text(source: Source, rows: list[list[str]]) -> str:
+    """A CSV file in the dialect of a source, with a comment if it can have one."""
+    names = {"sold_on": "Sold on", **{field: name for name, field in source.rename.items()}}
+    out = io.StringIO(newline="")
+    if source.comment:
+        out.write(f'{source.comment} exported{source.delimiter}"today\n')
+    lines = [[names.get(name, name) for name in source.fields]] * source.header + rows
+    if source.quote:
+        options = {"quotechar": source.quote, "quoting": csv.QUOTE_MINIMAL}
+        csv.writer(out, delimiter=source.delimiter, lineterminator="\n", **options).writerows(lines)
+    else:
+        out.writelines(f"{source.delimiter.join(line)}\n" for line in lines)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("source", [GERMAN, NO_HEADER, NO_QUOTES])
+def test_dialects_of_csv_and_other_names(spark, tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "sales" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    cases = [(cells, expected) for of, cells, expected in DIALECTS if of is source]
+    rows = [[str(n), str(DAY), *cells] for n, (cells, _) in enumerate(cases)]
+    expected_by_id = {str(n): expected for n, (_, expected) in enumerate(cases)}
+    text = sales_text(source, rows)
+    own = "cp1252" if source is GERMAN else "utf-8"
+    for name, encoding in (("own.csv", own), ("utf_8.csv", "utf-8-sig"), ("utf_16.csv", "utf-16")):
+        (path / name).write_bytes(text.encode(encoding))
+    expected = dict.fromkeys(("own.csv", "utf_8.csv", "utf_16.csv"), expected_by_id)
+    if source is GERMAN:
+        # A byte that is no character of it; the other formats have other names, and no dialect.
+        line = f"a;{DAY};1;1;".encode() + b"\x81"
+        (path / "bytes.csv").write_bytes(b"RECEIPT NO.;Sold on;amount;pieces;note\n" + line)
+        plain = {
+            "Receipt No.": "j",
+            "Sold on": str(DAY),
+            "amount": 1.5,
+            "pieces": 1,
+            "note": "NULL",
+        }
+        twice = {**plain, "RECEIPT NO.": "k"}
+        own_name = {**plain, "sale_id": "l", "sold_on": str(DAY), "Sold on": "unused"}
+        (path / "names.jsonl").write_text("\n".join(map(json.dumps, (plain, twice, own_name))))
+        table = arrow.table({name: [value] for name, value in plain.items()})
+        pq.write_table(table, path / "names.parquet")
+        read = (Decimal("1.50"), 1, "NULL")
+        several = "more than one key is named sale_id"
+        expected |= {
+            "bytes.csv": {None: "not CP1252"},
+            "names.jsonl": {"j": read, None: several, "l": read},
+            "names.parquet": {"j": read},
+        }
+    if source is NO_HEADER:
+        (path / "half.csv").write_bytes(text.encode("utf-16") + b"\0")  # ends within a character
+    files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    assert {file.name for file in files.broken} == ({"half.csv"} if source is NO_HEADER else set())
+    read_rows = read_versions(read_lines(spark, files, source), source, "UTC").collect()
+    outcomes: dict[str, dict] = {name: {} for name in expected}
+    for row in read_rows:
+        sale = row["sale_id"] if row["sale_id"] in expected_by_id or not row["_reason"] else None
+        outcome = row["_reason"] or (row["amount"], row["pieces"], row["note"])
+        outcomes[row["source_file"].rpartition("/")[2]][sale] = outcome
+    assert outcomes == expected
+    counts = {name.rpartition("/")[2]: count for name, count in files.line_counts.items()}
+    assert counts == {name: len(outcome) for name, outcome in outcomes.items()}
 
 
 class Reading(pa.DataFrameModel):
