@@ -370,6 +370,11 @@ MISTAKES = {
         'checks=[conserves("readings", "state", "kwh")]',
         r"stg_readings\.state is conserved and has the type string, whose sum",
     ),
+    "conserves rows by a decimal": (
+        CHECKS,
+        'checks=[conserves("readings", "kwh")]',
+        "stg_readings.kwh adds up to, which is no whole number: name a total",
+    ),
     "conserves no name": (
         CHECKS,
         'checks=[conserves("readings", "kwh", 1)]',

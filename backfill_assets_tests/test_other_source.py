@@ -67,7 +67,7 @@ from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import nullable
-from backfill_assets.tables.derived import Reads
+from backfill_assets.tables.derived import Reads, conserves, current
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table_function import table
@@ -290,6 +290,12 @@ def test_staged_books_count_for_themselves(spark):
     rows = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 1, corrects=True), VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
+    # Of what is made of all that is known, a table with the rows of its input has as many.
+    ranked = dedup.rank_lines(frame, VISITS, 1, corrects=True)
+    known = dedup.rank_all(ranked, VISITS, WEEK, 1, corrects=True)
+    kept_now = current(kept_visits)
+    expectation = derived.current_expectations(kept_now, frame, known, ONE_DAY, POLICY)[day(1)]
+    assert (expectation.rows, expectation.totals) == (2, {})
 
 
 # --- figures of lateness --------------------------------------------------------------------------
@@ -579,6 +585,35 @@ def visitors(
     visits: Annotated[DataFrame, Reads(LATE_STARTER.staged)],
 ) -> DataFrame:
     raise AssertionError("it is only declared")
+
+
+class KeptVisit(pa.DataFrameModel):
+    """A visit, as it is staged."""
+
+    run_date: T.DateType = Field(description="Its day.")
+    site: T.StringType = Field(description="The site.")
+    number: T.LongType = Field(description="Of the visit, on its site.")
+
+
+KEPT_KEY = ["site", "number"]
+
+
+@table(KeptVisit, partition="run_date", key=KEPT_KEY, checks=[conserves("visits")])
+def kept_visits(visits: Annotated[DataFrame, Reads(VISITS.staged)]) -> DataFrame:
+    return visits.withColumn("run_date", F.col("for_day")).select(*KeptVisit.to_schema().columns)
+
+
+def test_a_table_has_as_many_rows_as_its_input_without_a_total():
+    commit = record(1, days(1), rows=7)
+    source = TableSnapshot(ledger(VISITS.staged, commit), needs_same_day=False, read=raise_if_read)
+    frames = {"visits": None}  # the commit says how many rows there are
+    expected = derived.derived_expectations(kept_visits, {"visits": source}, frames, ONE_DAY)
+    assert expected == {day(1): Expectation(entries={"expected number of rows": 7}, rows=7)}
+    (equation,) = kept_visits.layer_equations
+    assert [(figure.table, figure.name) for figure in equation] == [
+        (VISITS.staged, "rows"),
+        (kept_visits, "rows"),
+    ]
 
 
 def test_a_table_of_two_sources_begins_with_the_later_and_stays_open_with_the_longer():
