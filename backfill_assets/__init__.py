@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING
 from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
+    from backfill_assets.assets.input_frames import explode_json
     from backfill_assets.calendar.reach import (
         MONTH,
         PREVIOUS_DAY,
@@ -126,6 +127,7 @@ _MODULES = {
     "current_table": "tables.derived",
     "days_between": "calendar.reach",
     "delta_io_manager": "definitions",
+    "explode_json": "assets.input_frames",
     "following_days": "calendar.reach",
     "forbids_rows": "tables.columns",
     "json_column": "tables.columns",
@@ -187,6 +189,7 @@ __all__ = [
     "current_table",
     "days_between",
     "delta_io_manager",
+    "explode_json",
     "following_days",
     "forbids_rows",
     "json_column",

@@ -484,6 +484,8 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
     "field of a line": ("shop/sources.py", "T.TimestampType = Field(", "T.TimestampType = Field(ge=datetime(2020, 1, 1), ", "visits calls"),
     "ambiguous": ("shop/sources.py", 'event_time="at",', 'event_time="at", ambiguous="raise",', "visits calls"),
     "delimiter": ("shop/sources.py", 'event_time="at",', 'event_time="at", delimiter=";",', "visits calls"),
+    "decimal": ("shop/sources.py", 'event_time="at",', 'event_time="at", delimiter=";", decimal=",",', "visits calls"),
+    "another name in the files": ("shop/sources.py", 'event_time="at",', 'event_time="at", rename={"When it was": "at"},', "visits calls"),
 }  # fmt: skip
 #: Changes of the model that all tables of a module have, and of what only some tables have.
 OF_ALL_IN_SPEND = {

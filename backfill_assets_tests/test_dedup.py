@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 
 import duckdb
@@ -244,6 +244,21 @@ def test_a_row_counts_on_each_day_at_whose_end_it_was_the_greatest_that_was_know
                 expected.add((lines.index(line), d))
     assert [*ends] == ["first_for_day", "last_for_day"]
     assert counting == expected
+
+
+def test_a_date_is_compared_with_a_date_and_beside_a_time_as_the_moment_at_which_it_begins():
+    class Dated(ReadingLine):
+        read: T.DateType = Field(description="The day on which it was read.")
+
+    class Dates(Dated):
+        sent: T.DateType = Field(description="The day on which the meter sent it.")
+
+    def compared(model: type[pa.DataFrameModel]) -> str:
+        source = replace(READINGS, lines=model)
+        return dedup.greatest_first(source).partition("greatest(")[2].partition(")")[0]
+
+    assert compared(ReadingLine) == compared(Dates) == "`read`, `sent`"
+    assert compared(Dated) == "`_begin_of_date`, `sent`"
 
 
 def test_versions_are_compared_within_the_columns_that_are_named():

@@ -88,7 +88,7 @@ MISTAKES = {
     "event time text": (
         'event_time="read_at"',
         'event_time="meter_id"',
-        "meter_id must be timestamp",
+        "meter_id must be timestamp or date",
     ),
     "amount": ('amount="kwh"', 'amount="meter_id"', "meter_id must be decimal"),
     "amount list": (
@@ -369,6 +369,11 @@ MISTAKES = {
         CHECKS,
         'checks=[conserves_total("readings", "state", "kwh")]',
         r"stg_readings\.state is conserved and has the type string, whose sum",
+    ),
+    "conserves rows by a decimal": (
+        CHECKS,
+        'checks=[conserves("readings", "kwh")]',
+        "stg_readings.kwh adds up to, which is no whole number: name a total",
     ),
     "conserves no name": (
         CHECKS,

@@ -5,6 +5,7 @@ Its fields are in another order than those of orders, and one is named like what
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -15,10 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import pandera.pyspark as pa
+import pyarrow
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from backfill_assets.assets import derived, raw_load, staging
 from backfill_assets.audit import raw_expectations
@@ -34,11 +39,20 @@ from backfill_assets.audit.verdicts import (
 from backfill_assets.backfills.diff import DayDiff, DayFigures
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import last_days
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
-from backfill_assets.landing.files import LandingFile, LandingFiles
-from backfill_assets.landing.formats import TEXT, csv_records, header_columns
+from backfill_assets.imports import landing_files as imported_files
+from backfill_assets.imports.landing_files import ARRIVAL_DAY
+from backfill_assets.landing.csv_files import (
+    CsvHeader,
+    csv_records,
+    header_columns,
+    read_header,
+)
+from backfill_assets.landing.files import LandingFile, LandingFiles, probe_files, read_lines
+from backfill_assets.landing.formats import TEXT
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.load_manifest import LoadManifest, LoadTarget
 from backfill_assets.orders.tables import CORRECTIONS, ORDER_LINES, RAW, STAGED
@@ -277,6 +291,12 @@ def test_staged_books_count_for_themselves(spark):
     rows = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 1, corrects=True), VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
+    # Of what is made of all that is known, a table with the rows of its input has as many.
+    ranked = dedup.rank_lines(frame, VISITS, 1, corrects=True)
+    known = dedup.rank_all(ranked, VISITS, WEEK, 1, corrects=True)
+    kept_now = current_table(kept_visits)
+    expectation = derived.current_expectations(kept_now, frame, known, ONE_DAY, POLICY)[day(1)]
+    assert (expectation.rows, expectation.totals) == (2, {})
 
 
 # --- figures of lateness --------------------------------------------------------------------------
@@ -568,6 +588,35 @@ def visitors(
     raise AssertionError("it is only declared")
 
 
+class KeptVisit(pa.DataFrameModel):
+    """A visit, as it is staged."""
+
+    run_date: T.DateType = Field(description="Its day.")
+    site: T.StringType = Field(description="The site.")
+    number: T.LongType = Field(description="Of the visit, on its site.")
+
+
+KEPT_KEY = ["site", "number"]
+
+
+@table(KeptVisit, partition="run_date", key=KEPT_KEY, checks=[conserves_total("visits")])
+def kept_visits(visits: Annotated[DataFrame, Reads(VISITS.staged)]) -> DataFrame:
+    return visits.withColumn("run_date", F.col("for_day")).select(*KeptVisit.to_schema().columns)
+
+
+def test_a_table_has_as_many_rows_as_its_input_without_a_total():
+    commit = record(1, days(1), rows=7)
+    source = TableSnapshot(ledger(VISITS.staged, commit), needs_same_day=False, read=raise_if_read)
+    frames = {"visits": None}  # the commit says how many rows there are
+    expected = derived.derived_expectations(kept_visits, {"visits": source}, frames, ONE_DAY)
+    assert expected == {day(1): Expectation(entries={"expected number of rows": 7}, rows=7)}
+    (equation,) = kept_visits.layer_equations
+    assert [(figure.table, figure.name) for figure in equation] == [
+        (VISITS.staged, "rows"),
+        (kept_visits, "rows"),
+    ]
+
+
 def test_a_table_of_two_sources_begins_with_the_later_and_stays_open_with_the_longer():
     policy = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
     graph = Graph.from_tables([*ORDER_LINES.tables, *LATE_STARTER.tables, visitors], policy)
@@ -598,7 +647,7 @@ def test_a_dialect_of_csv_and_local_times(spark):
         [(day(1), "f.csv", text) for text in texts],
         f"arrival_date date, source_file string, {TEXT} string",
     )
-    records = csv_records(lines, header, source)
+    records = csv_records(lines, CsvHeader(header), source)
     assert header_columns(header, source)[:2] == ["site", "number"]
     rows = {row["number"]: row for row in read_versions([records], source, "UTC").collect()}
     assert rows.keys() == {1, 2, 3, 4, None}
@@ -648,6 +697,9 @@ def test_lines_of_two_hours_with_one_local_time_are_counted_with_their_keys(spar
     assert parsed.counts[once].ambiguous == 0
     assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     assert parsed.counts[twice].ambiguous_keys == ("site=a, number=2", "site=a, number=4")
+    # Where the later moment is taken, as many are.
+    parsed, _ = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="later"))
+    assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     # Held back, the file has no rows.
     parsed, names = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="raise"))
     assert names == {once}
@@ -691,6 +743,8 @@ def test_ambiguous_lines_are_a_warning_of_their_day_with_the_mend():
     assert warning.startswith(f"3 line(s) have a {HAS_TWICE} k=1; k=2; k=3: {MEND}. They are")
     assert 'declare the source visits with ambiguous="raise"' in warning
     assert expectation.rows == 27
+    (later,) = expected_day(replace(BERLIN, ambiguous="later")).warnings
+    assert later == warning.replace("the earlier of two", "the later of two")
 
 
 def test_a_source_can_hold_back_files_with_ambiguous_lines():
@@ -744,6 +798,186 @@ def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):
     assert {(row["number"], row["page"]) for row in staged} == {(1, "second"), (2, "p")}
 
 
+# --- sources that know only a date ----------------------------------------------------------------
+
+
+class ShippedItem(pa.DataFrameModel):
+    """A line item as TPC-H has it: dates and decimals, no times."""
+
+    l_orderkey: T.LongType = Field(description="The order.")
+    l_linenumber: T.LongType = Field(description="The line of it.")
+    l_extendedprice: T.DecimalType(15, 2) = Field(description="Its price.")  # type: ignore[valid-type]
+    l_shipdate: T.DateType = Field(description="The day of the shipment.")
+    l_receiptdate: T.DateType = Field(description="The day of the receipt.")
+
+
+ITEMS = Source(
+    "items",
+    ShippedItem,
+    key=["l_orderkey", "l_linenumber"],
+    event_time="l_shipdate",
+    version_time="l_receiptdate",
+    amount="l_extendedprice",
+)
+
+
+def item(order: int, price: str, shipped: int, received: int) -> dict[str, Any]:
+    return {
+        "l_orderkey": order,
+        "l_linenumber": 1,
+        "l_extendedprice": Decimal(price),
+        "l_shipdate": day(shipped),
+        "l_receiptdate": day(received),
+    }
+
+
+# By number of their order: of a day, its correction on the day after arrival, late, not yet.
+SHIPPED = [item(1, "1.50", 8, 8), item(1, "2.50", 8, 9), item(2, "3.00", 5, 6), item(3, "4", 8, 10)]
+
+
+@pytest.fixture(scope="module")
+def shipped_files(tmp_path_factory) -> Path:
+    """The same items in each format, of which each is a source's own."""
+    folder = tmp_path_factory.mktemp("landing") / "items" / f"arrival_date={day(8)}"
+    folder.mkdir(parents=True)
+    texts = [{name: str(value) for name, value in row.items()} for row in SHIPPED]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    rows = [",".join(values) for values in ([*texts[0]], *(row.values() for row in texts))]
+    (folder / "a.csv").write_text("\n".join(rows))
+    kinds = {"l_extendedprice": pyarrow.decimal128(15, 2)}
+    columns = {n: pyarrow.array([r[n] for r in SHIPPED], kinds.get(n)) for n in SHIPPED[0]}
+    pq.write_table(pyarrow.table(columns), folder / "a.parquet")
+    return folder.parent.parent
+
+
+def test_a_date_is_the_event_day_in_every_zone_and_format(spark, shipped_files):
+    reason = "from the future: its version time lies beyond the day after arrival"
+    expected = [(1, day(8), day(8)), (1, day(8), day(9)), (2, day(5), day(8)), (reason, None, None)]
+    for zone in ("America/Los_Angeles", "Asia/Tokyo"):
+        # The zone of a source is one of its times; a date is none.
+        source = replace(ITEMS, timezone=zone)
+        probed = probe_files(spark, str(shipped_files), source, Window(day(8), day(9)))
+        frames = read_lines(spark, probed, source)
+        assert len(frames) == 2  # of text, and of the types of Parquet
+        raw = dedup.with_event_day(read_versions(frames, source, zone), source, zone)
+        told = F.coalesce(REASON, F.col("l_orderkey").cast("string"))
+        event_day = F.when(F.col(REASON).isNull(), F.col("event_date"))
+        rows = raw.select("source_file", told, event_day, "log_date").collect()
+        assert Counter(tuple(row)[1:] for row in rows) == {
+            (str(told), *days): 3 for told, *days in expected
+        }
+        assert len({tuple(row) for row in rows}) == 12
+
+
+def test_dates_decide_versions_and_lateness(spark):
+    rows = [
+        (day(n), day(8), *line.values(), "a")
+        for n, line in zip((8, 9, 8), SHIPPED[:3], strict=True)
+    ]
+    raw = spark.createDataFrame(rows, ITEMS.raw.struct_type)
+    frame = dedup.with_event_day(raw, ITEMS, "America/Los_Angeles")
+    ranked = dedup.rank_lines(frame, ITEMS, 2, corrects=True)
+    in_time = dedup.rank_in_window(ranked, ITEMS, Window(day(1), day(9)), 2)
+    staged = dedup.drop_superseded(in_time, ITEMS).collect()
+    assert [(r["l_orderkey"], r["l_extendedprice"]) for r in staged] == [(1, Decimal("2.50"))]
+    late = staging.late_lines(frame, ITEMS, 2).collect()
+    assert [(row["l_orderkey"], row["event_date"]) for row in late] == [(2, day(5))]
+    nothing = spark.createDataFrame([], "arrival_date DATE")
+    log_window = Window(day(8), day(9))
+    (figures,) = staging.lateness_figures(frame, nothing, ITEMS, log_window, 2).collect()
+    assert (figures["late_lines"], figures["beyond_lines"]) == (1, 1)
+    assert (figures["delay_days_max"], figures["delay_minutes_max"]) == (3, 24 * 60)
+    # An import counts them by the same days, also where the table has text.
+    texts = raw.withColumn("l_shipdate", F.col("l_shipdate").cast("string"))
+    told = texts.withColumn(ARRIVAL_DAY, F.col("arrival_date"))
+    (counts,) = imported_files.counts_by_day(told, ITEMS, POLICY, "America/Los_Angeles").collect()
+    assert (counts["rows"], counts["late"], counts["ahead"]) == (3, 1, 0)
+
+
+class Invoice(pa.DataFrameModel):
+    """A line of an invoice, with a date and the time at which it was sent."""
+
+    invoice: T.StringType = Field(description="Names the invoice.")
+    text: T.StringType = Field(description="What it says.")
+    dated: T.DateType = Field(description="The day of the invoice.")
+    sent: T.TimestampType = Field(description="When it was sent.")
+
+
+def test_a_date_beside_a_time_begins_in_the_business_zone(spark):
+    """Else a line that was logged before the day could be greater than one of the day."""
+    source = Source("invoices", Invoice, key=["invoice"], event_time="dated", version_time="sent")
+    zone = "America/New_York"
+    # 22:00 on the second day in New York; the third day begins two hours later, there.
+    evening = datetime(*day(3).timetuple()[:3], 3, tzinfo=timezone.utc)
+    rows = [
+        (day(2), day(2), "i", "of the second day", day(2), evening, "a"),
+        (day(3), day(3), "i", "of the third day", day(3), evening - 2 * DAY, "b"),
+    ]
+    raw = spark.createDataFrame(rows, source.raw.struct_type)
+    dated = dedup.with_event_day(raw, source, zone)
+    ranked = dedup.rank_in_window(
+        dedup.rank_lines(dated, source, 2, corrects=True), source, WEEK, 2
+    )
+    counting = dedup.drop_superseded(ranked, source).collect()
+    assert [(row["text"], row["event_date"]) for row in counting] == [("of the third day", day(3))]
+    known = dedup.as_known(dated, source, last_days(2), Window(day(3), day(4)))
+    assert [row["text"] for row in known.collect()] == ["of the third day"]
+    log_days = dated.select("text", dedup.version_day(source, zone).alias("version_day")).collect()
+    assert [row["version_day"] for row in log_days] == [day(2), day(3)]
+    nothing = spark.createDataFrame([], "arrival_date DATE")
+    log_window = Window(day(3), day(5))
+    late = raw.withColumn("log_date", F.date_add("log_date", 1))
+    frame = dedup.with_event_day(late, source, zone)
+    figures = staging.lateness_figures(frame, nothing, source, log_window, 2).collect()
+    # The evening is 22 hours into its day; the other line was sent before its day began.
+    assert [row["delay_minutes_max"] for row in figures] == [22 * 60, 0]
+
+
+def test_a_group_of_thousands_may_be_the_delimiter_in_quotes():
+    assert replace(VISITS, thousands=",").thousands == ","
+    with pytest.raises(DeclarationError, match="delimiter and thousands are both ','"):
+        replace(VISITS, thousands=",", quote="")
+
+
+def test_an_alias_that_is_no_name_of_a_column_is_one_in_the_files():
+    class Call(VisitLine):
+        caller: T.StringType = nullable_column(0.1, 0.2, "Who called.")
+        seconds: T.LongType = Field(ge=0, alias="Dauer (s)", description="How long.")
+        agent: T.StringType = Field(alias="agent_id", description="Who was called.")
+
+    source = replace(VISITS, lines=Call, rename={"Anrufer": "caller"})
+    assert source.fields[-3:] == ("caller", "seconds", "agent_id")
+    assert source.rename == {"Dauer (s)": "seconds", "Anrufer": "caller"}
+    assert source.lines.__module__ == __name__
+    column = source.staged.model.to_schema().columns["seconds"]
+    assert (column.description, len(column.checks)) == ("How long.", 1)
+    assert source.may_be_null == {"page", "superseded", "caller"}
+    names = ["site", "number", "seconds", "began", "sent", "agent_id", "caller"]
+    header = "site,number,DAUER (S),began,sent,agent_id,Anrufer"
+    assert header_columns(header, source) == names
+    assert replace(source, rename={}).rename == {"Dauer (s)": "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "reason"),
+    [
+        ({}, b"a,b,c\n1,2,3\n", r"If the source sends no header, declare it with header=False"),
+        (
+            {"header": False},
+            b"SITE,sent,number,page,began,superseded\n",
+            "its first line is a header",
+        ),
+        ({"encoding": "utf-16"}, b"site,sent,number\n", "does not begin with the mark of UTF-16"),
+    ],
+)
+def test_a_file_that_does_not_fit_its_source_says_what_to_declare(
+    tmp_path, options, content, reason
+):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(LandingError, match=reason):
+        read_header(pafs.LocalFileSystem(), str(tmp_path / "a.csv"), replace(VISITS, **options))
+
+
 @pytest.mark.parametrize(
     ("header", "names"),
     [
@@ -771,7 +1005,23 @@ def test_a_header_that_has_a_field_twice_in_another_case_is_none():
         ("delimiter", ";;", "one ASCII character"),
         ("timezone", "Berlin", "the IANA name of a time zone"),
         ("timezone", ["UTC"], "the IANA name of a time zone"),
-        ("ambiguous", "later", 'give "earlier" or "raise"'),
+        ("ambiguous", "second", 'give "earlier", "later" or "raise"'),
+        ("decimal", ",", "delimiter and decimal are both ','; did you mean delimiter=\";\"?"),
+        ("decimal", ";", 'give "." or ","'),
+        ("thousands", ".", "thousands and decimal are both '.'; did you mean decimal=\",\"?"),
+        ("thousands", "1", "thousands is '1': give one of"),
+        ("quote", ",", "delimiter and quote are both ','"),
+        ("quote", "''", "quote is \"''\": give one ASCII character"),
+        ("comment", '"', "quote and comment are both"),
+        ("comment", "-", "comment is '-': give one ASCII character"),
+        ("header", "no", "header is 'no': give True or False"),
+        ("null", "NULL", "null is 'NULL': give texts, as \\[\"NULL\"\\]"),
+        ("encoding", "cp1525", "encoding is 'cp1525': .*; did you mean 'cp1252'"),
+        ("encoding", "shift_jis", "give an encoding in which each byte is a character"),
+        ("encoding", "rot13", "give an encoding in which each byte is a character"),
+        ("rename", {"Page": "pages"}, "'Page' is to be pages, .*; did you mean 'page'"),
+        ("rename", {"SITE": "page"}, "'SITE' is the name of a field itself"),
+        ("rename", {"URL": "page", "url": "page"}, "'URL' is there twice"),
     ],
 )
 def test_a_dialect_that_is_none_is_refused(argument, value, expected):

@@ -7,19 +7,28 @@ import gzip
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from backfill_assets.backfills import planner
 from backfill_assets.backfills.backfill_plan import plan_facts
 from backfill_assets.backfills.planner import MAX_SAMPLED_FILES
-from backfill_assets.landing.formats import csv_texts, open_line_pattern
+from backfill_assets.landing.csv_files import (
+    csv_texts,
+    file_encoding,
+    open_line_pattern,
+    split_record,
+)
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.samples import MOST_LINES, sample_values
+from backfill_assets.tables.sources import Source
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order
 from backfill_assets_tests.skewed_tables import PURCHASES
 
@@ -33,10 +42,10 @@ def put_file(landing: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
 
-def read_samples(landing: Path) -> dict[str, list | str]:
-    listing = list_landing(str(landing), PURCHASES, [day(1)])
+def read_samples(landing: Path, source: Source = PURCHASES) -> dict[str, list | str]:
+    listing = list_landing(str(landing), source, [day(1)])
     entries = [*listing.files_on(day(1)).values()]
-    samples = sample_values(str(landing), PURCHASES, entries, FIELDS)
+    samples = sample_values(str(landing), source, entries, FIELDS)
     return {entry.name: values for entry, values in samples.items()}
 
 
@@ -83,19 +92,85 @@ y",2\r\n\r\n3,"he said ""hi""\r\n\r\n4,5,6\r",7
 
 
 def test_the_records_of_csv_are_those_of_other_readers():
-    records = [*csv_texts(RECORDS, ",")]
+    records = [*csv_texts(RECORDS, PURCHASES)]
     text = RECORDS.replace(b"\xef\xbb\xbf", b"").decode(errors="replace")
     expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     assert [next(csv.reader(io.StringIO(record, newline=""))) for record in records] == expected
-    assert [*csv_texts(RECORDS, ",", end=False)] == records[:-1]
+    assert [*csv_texts(RECORDS, PURCHASES, end=False)] == records[:-1]
     # A line by itself ends in quotes if, and only if, more belongs to it.
-    opens = re.compile(open_line_pattern(","))
+    opens = re.compile(open_line_pattern(PURCHASES))
     first_lines = [re.split(r"[\r\n]", record)[0] for record in records]
     assert [line != record for line, record in zip(first_lines, records, strict=True)] == [
         bool(opens.search(line)) for line in first_lines
     ]
     lines = {"": False, '""': False, '"a"b,"c"': False, 'a"b,"c': True, 'a,"b""': True, '"': True}
     assert {line: bool(opens.search(line)) for line in lines} == lines
+
+
+TEXTS = st.text("ab09 '\"|;,.#%\\\r\n\u00e9", max_size=5)
+
+
+@st.composite
+def dialects(draw: st.DrawFn) -> dict[str, str]:
+    """Options of CSV that do not contradict each other."""
+    return {
+        "delimiter": draw(st.sampled_from(",;|\t")),
+        "quote": draw(st.sampled_from(["'", '"', ""])),
+        "comment": draw(st.sampled_from(["#", "%", ""])),
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dialect=dialects(),
+    rows=st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=4),
+    encoding=st.sampled_from(["utf-8-sig", "utf-16", "latin-1"]),
+)
+def test_records_in_any_dialect_are_those_that_python_wrote(dialect, rows, encoding):
+    source = replace(PURCHASES, encoding="latin-1", **dialect)
+    quoted = bool(source.quote)
+    if not quoted:
+        special = re.compile(f"[\r\n{source.delimiter}]")
+        rows = [[special.sub("", text) for text in row] for row in rows]
+    rows = [[f"x{first}", *others] for first, *others in rows]
+    out = io.StringIO(newline="")
+    options = {"quotechar": source.quote, "quoting": csv.QUOTE_MINIMAL}
+    writer = csv.writer(
+        out,
+        delimiter=source.delimiter,
+        **(options if quoted else {"quotechar": None, "quoting": csv.QUOTE_NONE}),
+    )
+    for row in rows:
+        if source.comment:
+            out.write(f'{source.comment} it\'s {source.delimiter}"no" record\r\n')
+        writer.writerow(row)
+    data = out.getvalue().encode(encoding)
+    known = file_encoding(data, source)
+    assert [split_record(text, source) for text in csv_texts(data, source, known)] == rows
+
+
+def test_samples_of_other_dialects_and_names(tmp_path):
+    source = replace(
+        PURCHASES,
+        delimiter=";",
+        encoding="cp1252",
+        comment="#",
+        null=["NULL"],
+        rename={"Kunde Nr.": "customer_id"},
+    )
+    lines = ["# exported", "order_id;order_ts;amount;ingestion_ts;KUNDE NR."]
+    text = "\n".join([*lines, "1;x;1,50;y;M\u00fcller \u20ac", "# 2 rows", "2;x;NULL;y;NULL"])
+    for name, encoding in (("a.csv", "cp1252"), ("b.csv", "utf-16"), ("c.csv", "utf-8-sig")):
+        put_file(tmp_path, name, text.encode(encoding))
+    put_file(
+        tmp_path, "d.json", '{"Kunde Nr.": "M\u00fcller \u20ac", "amount": "1,50"}\n{}'.encode()
+    )
+    rows = pa.table({"Kunde Nr.": ["M\u00fcller \u20ac", None], "amount": ["1,50", None]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    put_file(tmp_path, "e.parquet", (tmp_path / "rows.parquet").read_bytes())
+    expected = [("M\u00fcller \u20ac", "1,50"), (None, None)]
+    result = read_samples(tmp_path, source)
+    assert result == dict.fromkeys(("a.csv", "b.csv", "c.csv", "d.json", "e.parquet"), expected)
 
 
 def test_of_text_in_quotes_over_several_lines_no_line_is_sampled(tmp_path):

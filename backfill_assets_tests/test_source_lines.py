@@ -10,9 +10,12 @@ import io
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyarrow as arrow
@@ -20,9 +23,14 @@ import pyarrow.parquet as pq
 import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets import Reads, explode_json, table
+from backfill_assets.assets.derived import derived_expectations
+from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
 from backfill_assets.landing.formats import (
@@ -33,6 +41,7 @@ from backfill_assets.landing.formats import (
 )
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import holds_json, json_column, nullable_column
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.raw_rows import (
@@ -42,6 +51,7 @@ from backfill_assets.transforms.raw_rows import (
     read_versions,
     rejected_rows,
 )
+from backfill_assets_tests.helpers.invented_logs import ledger
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"
@@ -600,6 +610,223 @@ def test_stored_values_are_read_as_their_text_would_be(
         row = by_id[f"v{n}"]
         assert (name, row["_reason"] or row[name]) == (name, expected)
     assert len(rows) == count
+
+
+class Sale(pa.DataFrameModel):
+    """A sale, as spreadsheets and cash desks tell it."""
+
+    sale_id: T.StringType = Field(description="Sale.")
+    sold_on: T.DateType = Field(description="Its day.", alias="Sold on")
+    amount: T.DecimalType(10, 2) = nullable_column(1.0, 1.0, "Amount.")  # type: ignore[valid-type]
+    pieces: T.LongType = nullable_column(1.0, 1.0, "Pieces.")
+    note: T.StringType = nullable_column(1.0, 1.0, "What the desk noted.")
+
+
+SALES = Source("sales", Sale, key=["sale_id"], event_time="sold_on")
+GERMAN = replace(
+    SALES,
+    delimiter=";",
+    decimal=",",
+    thousands=".",
+    encoding="cp1252",
+    null=["NULL", r"\N"],
+    comment="#",
+    rename={"Receipt No.": "sale_id"},
+)
+NO_HEADER = replace(SALES, delimiter="|", quote="'", header=False, thousands=" ")
+NO_QUOTES = replace(SALES, delimiter="\t", quote="", comment="%")
+NO_NUMBER = "bad amount: not a number as 1.234,50"
+
+# By source: cells of amount, pieces and note, and what is read.
+DIALECTS = [
+    (GERMAN, ["1.234,50", "1.000", 'K\u00e4se "\u20ac";'], (Decimal("1234.50"), 1000, 'K\u00e4se "\u20ac";')),
+    (GERMAN, ["-0,5", "+7", "NULL"], (Decimal("-0.50"), 7, None)),
+    (GERMAN, ["NULL", r"\N", ""], (None, None, None)),
+    (GERMAN, ["1,5e3", "1000000", "null"], (Decimal("1500.00"), 1000000, "null")),
+    (GERMAN, ["1.234", "1", "# none"], (Decimal("1234.00"), 1, "# none")),
+    (GERMAN, ["1,234", "1", ""], "bad amount: 3 decimals, 2 are kept"),
+    *((GERMAN, [text, "1", ""], NO_NUMBER) for text in ("1234.50", "1.23", "12.34,50", "1,234.50", "1.2345", "one", "1,5,0")),
+    (GERMAN, ["1", "1.00", ""], "bad pieces: not a whole number of 64 bits"),
+    (GERMAN, ["1", "1,0", ""], "bad pieces: not a whole number of 64 bits"),
+    (NO_HEADER, ["1 234.50", "1 000", "it's | two\r\nlines"], (Decimal("1234.50"), 1000, "it's | two\r\nlines")),
+    (NO_HEADER, ["1 23", "1", '"'], "bad amount: not a number that decimal(10,2) holds, with a point for decimals"),
+    (NO_HEADER, ["1", "2", '"quoted"'], (Decimal("1.00"), 2, '"quoted"')),
+    (NO_QUOTES, ["1.5", "2", '5" pipe, "x'], (Decimal("1.50"), 2, '5" pipe, "x')),
+    (NO_QUOTES, ["1.5", "2", '"quoted"'], (Decimal("1.50"), 2, '"quoted"')),
+    (NO_QUOTES, ["1.5", "2", "\0a\0"], "a NUL"),
+    (NO_QUOTES, ["1.5", "2", "a\tb"], "not 5 fields as in the header"),
+]  # fmt: skip
+
+
+def sales_text(source: Source, rows: list[list[str]]) -> str:
+    """A CSV file in the dialect of a source, with a comment if it can have one."""
+    names = {"sold_on": "Sold on", **{field: name for name, field in source.rename.items()}}
+    out = io.StringIO(newline="")
+    if source.comment:
+        out.write(f'{source.comment} exported{source.delimiter}"today\n')
+    lines = [[names.get(name, name) for name in source.fields]] * source.header + rows
+    if source.quote:
+        options = {"quotechar": source.quote, "quoting": csv.QUOTE_MINIMAL}
+        csv.writer(out, delimiter=source.delimiter, lineterminator="\n", **options).writerows(lines)
+    else:
+        out.writelines(f"{source.delimiter.join(line)}\n" for line in lines)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("source", [GERMAN, NO_HEADER, NO_QUOTES])
+def test_dialects_of_csv_and_other_names(spark, tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "sales" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    cases = [(cells, expected) for of, cells, expected in DIALECTS if of is source]
+    rows = [[str(n), str(DAY), *cells] for n, (cells, _) in enumerate(cases)]
+    expected_by_id = {str(n): expected for n, (_, expected) in enumerate(cases)}
+    text = sales_text(source, rows)
+    own = "cp1252" if source is GERMAN else "utf-8"
+    for name, encoding in (("own.csv", own), ("utf_8.csv", "utf-8-sig"), ("utf_16.csv", "utf-16")):
+        (path / name).write_bytes(text.encode(encoding))
+    expected = dict.fromkeys(("own.csv", "utf_8.csv", "utf_16.csv"), expected_by_id)
+    if source is GERMAN:
+        # A byte that is no character of it; the other formats have other names, and no dialect.
+        line = f"a;{DAY};1;1;".encode() + b"\x81"
+        (path / "bytes.csv").write_bytes(b"RECEIPT NO.;Sold on;amount;pieces;note\n" + line)
+        plain = {
+            "Receipt No.": "j",
+            "Sold on": str(DAY),
+            "amount": 1.5,
+            "pieces": 1,
+            "note": "NULL",
+        }
+        twice = {**plain, "RECEIPT NO.": "k"}
+        own_name = {**plain, "sale_id": "l", "sold_on": str(DAY), "Sold on": "unused"}
+        (path / "names.jsonl").write_text("\n".join(map(json.dumps, (plain, twice, own_name))))
+        table = arrow.table({name: [value] for name, value in plain.items()})
+        pq.write_table(table, path / "names.parquet")
+        read = (Decimal("1.50"), 1, "NULL")
+        several = "more than one key is named sale_id"
+        expected |= {
+            "bytes.csv": {None: "not CP1252"},
+            "names.jsonl": {"j": read, None: several, "l": read},
+            "names.parquet": {"j": read},
+        }
+    if source is NO_HEADER:
+        (path / "half.csv").write_bytes(text.encode("utf-16") + b"\0")  # ends within a character
+    files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    assert {file.name for file in files.broken} == ({"half.csv"} if source is NO_HEADER else set())
+    read_rows = read_versions(read_lines(spark, files, source), source, "UTC").collect()
+    outcomes: dict[str, dict] = {name: {} for name in expected}
+    for row in read_rows:
+        sale = row["sale_id"] if row["sale_id"] in expected_by_id or not row["_reason"] else None
+        outcome = row["_reason"] or (row["amount"], row["pieces"], row["note"])
+        outcomes[row["source_file"].rpartition("/")[2]][sale] = outcome
+    assert outcomes == expected
+    counts = {name.rpartition("/")[2]: count for name, count in files.line_counts.items()}
+    assert counts == {name: len(outcome) for name, outcome in outcomes.items()}
+
+
+class TicketLine(pa.DataFrameModel):
+    """A ticket of a cash desk, with the items that it lists."""
+
+    ticket: T.StringType = Field(description="Ticket.")
+    at: T.DateType = Field(description="Its day.")
+    items: T.StringType = json_column("What was bought.", optional=True)
+
+
+TICKETS = Source("tickets", TicketLine, key=["ticket"], event_time="at")
+
+
+class Item(pa.DataFrameModel):
+    """An item of a ticket."""
+
+    sku: T.StringType = Field(description="What.")
+    pieces: T.LongType = Field(ge=1, description="How many.")
+    price: T.DecimalType(8, 2) = nullable_column(1.0, 1.0, "For one.")  # type: ignore[valid-type]
+    best_before: T.DateType = nullable_column(1.0, 1.0, "When it is to be eaten.")
+    unit: T.StringType = Field(alias="Unit of sale", nullable=True, description="Unit.")
+    more: T.StringType = json_column("Anything else.", optional=True)
+
+
+class TicketItem(pa.DataFrameModel):
+    """An item, or the reason why it is none."""
+
+    run_date: T.DateType = Field(description="Day.")
+    ticket: T.StringType = Field(description="Ticket.")
+    item_number: T.LongType = Field(description="Place of the item.")
+    sku: T.StringType = nullable_column(0.01, 0.1, "What.")
+    item_problem: T.StringType = nullable_column(1.0, 1.0, "Why it is rejected.")
+
+
+@table(
+    TicketItem,
+    partition="run_date",
+    key=["ticket", "item_number"],
+    counts={"rejected_items": "item_problem IS NOT NULL"},
+    checks=[conserves_total("tickets", "items")],
+)
+def ticket_items(tickets: Annotated[DataFrame, Reads(TICKETS.staged)]) -> DataFrame:
+    items = explode_json(tickets, "items", Item).withColumnRenamed("for_day", "run_date")
+    return items.select(*TicketItem.to_schema().columns)
+
+
+# The text of an array; by item, its values, or why it has none.
+ARRAYS = [
+    ('[{"sku": "a", "pieces": 2, "price": 1.50, "Unit of sale": "kg", "more": {"x": [1]}}]', [("a", 2, Decimal("1.50"), None, "kg", '{"x":[1]}')]),
+    ('[{"sku": 12345678901234567890, "pieces": "3", "price": "-0.5", "best_before": "2024-02-29"}]', [("12345678901234567890", 3, Decimal("-0.50"), date(2024, 2, 29), None, None)]),
+    ('[{"sku": "a", "pieces": 1}, {"sku": "b"}, 5, null, {"sku": "d", "pieces": 4}]', [("a", 1, None, None, None, None), "missing pieces", "not a JSON object", "not a JSON object", ("d", 4, None, None, None, None)]),
+    ('[{"sku": true, "pieces": 1}]', ["bad sku: not a string"]),
+    ('[{"sku": 1.5, "pieces": 1}]', ["bad sku: not a string"]),
+    ('[{"sku": "a", "pieces": 0}]', ["bad pieces"]),
+    ('[{"sku": "a", "pieces": 1.5}]', ["bad pieces: not a whole number of 64 bits"]),
+    ('[{"sku": "a", "pieces": 1, "price": 1.555}]', ["bad price: 3 decimals, 2 are kept"]),
+    ('[{"sku": "a", "pieces": 1, "best_before": "29.2.2024"}]', ["bad best_before: not a date as 2024-01-31"]),
+    ('[{"sku": "a", "sku": "b", "pieces": 1}, {"sku": "c", "pieces": 1}]', ["in an array in which a key is there twice in an item"] * 2),
+    ('{"sku": "a", "pieces": 1}', ["not a JSON array"]),
+    ('"text"', ["not a JSON array"]),
+    ("[]", []),
+    (" [ ] ", []),
+    (None, []),
+]  # fmt: skip
+
+
+def test_items_of_arrays_are_rows_and_none_is_lost(spark) -> None:
+    rows = [(str(n), text) for n, (text, _) in enumerate(ARRAYS)]
+    frame = spark.createDataFrame(rows, "ticket STRING, items STRING").withColumns(
+        {"at": F.lit(DAY), "event_date": F.lit(DAY), "for_day": F.lit(DAY), "log_date": F.lit(DAY)}
+    )
+    found = explode_json(frame, "items", Item).drop("at", "event_date", "for_day", "log_date")
+    expected = {
+        (str(n), place): item
+        for n, (_, items) in enumerate(ARRAYS)
+        for place, item in enumerate(items, 1)
+    }
+    outcomes = {(t, n): problem or tuple(values) for t, n, *values, problem in found.collect()}
+    assert outcomes == expected
+    # Of an item that is rejected, nothing is left that could be summed.
+    rejected = found.where("item_problem IS NOT NULL").select("sku", "pieces", "price").distinct()
+    assert [tuple(row) for row in rejected.collect()] == [(None,) * 3]
+    # The table has as many rows as there are items, by a count of its own.
+    unpublished = TableSnapshot(ledger(TICKETS.staged), needs_same_day=True, read=frame.where)
+    inputs = ({"tickets": unpublished}, {"tickets": frame})
+    window = Window(DAY, DAY + timedelta(days=1))
+    expectation = derived_expectations(ticket_items, *inputs, window)[DAY]
+    assert expectation.rows == len(expected)
+    counts = {name: str(condition) for name, condition in ticket_items.counts.items()}
+    metrics = measure_days(ticket_items(frame), ticket_items, kinds=counts)[DAY]
+    count = sum(isinstance(outcome, str) for outcome in expected.values())
+    assert (metrics.rows, metrics.kinds) == (len(expected), {"rejected_items": count})
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "reason"),
+    [
+        ("item", {}, "no column item; did you mean 'items'"),
+        ("items", {"number": "SKU"}, "both have sku: rename one of them"),
+        ("items", {"problem": "ticket"}, "both have ticket"),
+        ("items", {"number": "a b"}, "number is 'a b': give a name"),
+    ],
+)
+def test_items_that_cannot_be_columns_are_refused(column: str, names: dict, reason: str) -> None:
+    with pytest.raises(DeclarationError, match=reason):
+        explode_json(SimpleNamespace(columns=["ticket", "items"]), column, Item, **names)
 
 
 class Reading(pa.DataFrameModel):

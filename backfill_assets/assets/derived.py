@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import reduce
 
 import dagster as dg
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -33,10 +34,12 @@ from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.frames import Cache, exact_sums
 from backfill_assets.tables.arguments import describe_value
+from backfill_assets.tables.columns import count_items
 from backfill_assets.tables.derived import (
     FIRST_FOR_DAY,
     FOR_DAY,
     LAST_FOR_DAY,
+    ROWS_OF_DAY,
     Corrections,
     Current,
     Derived,
@@ -69,11 +72,19 @@ def input_sums(
 
 
 def _aggregations(rows: DataFrame, columns: Mapping[str, str | None]) -> dict[str, Column]:
-    kinds = {column.name: column.dataType for column in rows.schema}
-    return {
-        name: F.count(F.lit(1)) if column is None else sum_exactly(column, kinds[column])
-        for name, column in columns.items()
-    }
+    def aggregate(column: str | None) -> Column:
+        if column is None:
+            return F.count(F.lit(1))
+        if _is_text(rows, column):
+            return F.sum(count_items(F.col(column)))
+        return sum_exactly(column, rows.schema[column].dataType)
+
+    return {name: aggregate(column) for name, column in columns.items()}
+
+
+def _is_text(rows: DataFrame, column: str) -> bool:
+    """Whether a column that is conserved holds JSON, whose items are counted."""
+    return isinstance(rows.schema[column].dataType, T.StringType)
 
 
 def _recorded_sums(
@@ -108,20 +119,25 @@ def derived_expectations(
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
         columns = {
-            check.total: check.column for check in table.conserved if check.parameter == parameter
+            check.figure: check.column for check in table.conserved if check.parameter == parameter
         }
-        nothing = {name: table.zero_totals[name] for name in columns}
+        nothing = {name: table.zero_figures[name] for name in columns}
         with exact_sums():
             input_totals = _input_totals(table, sources, parameter, frame, columns, days)
             for day, day_totals in totals.items():
                 for name, value in input_totals.get(day, nothing).items():
-                    day_totals[name] = day_totals.get(name, table.zero_totals[name]) + value
+                    day_totals[name] = day_totals.get(name, table.zero_figures[name]) + value
     return {
-        day: Expectation(
-            entries={f"expected {n}": v for n, v in day_totals.items()}, totals=day_totals
-        )
+        day: _expect_figures(day_totals, {f"expected {n}": v for n, v in day_totals.items()})
         for day, day_totals in totals.items()
     }
+
+
+def _expect_figures(figures: Sums, entries: Mapping[str, int | Decimal]) -> Expectation:
+    """Return the expectation of a day with these totals and, if it is one of them, row count."""
+    totals = {name: value for name, value in figures.items() if name != ROWS_OF_DAY}
+    rows = int(figures[ROWS_OF_DAY]) if ROWS_OF_DAY in figures else None
+    return Expectation(entries=entries, rows=rows, totals=totals)
 
 
 def _input_totals(
@@ -139,11 +155,11 @@ def _input_totals(
     """
     input_reads, source = table.reads[parameter], sources[parameter]
     if input_reads.each_row_once:
-        return _sum_day_ranges(frame, columns, table.zero_totals, days)
+        return _sum_day_ranges(frame, columns, table.zero_figures, days)
     if not columns or not (input_reads.of_the_day or carries_state(table)):
-        return sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), table.zero_totals)
+        return sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), table.zero_figures)
     if not carries_state(table):
-        return input_sums(source, frame, FOR_DAY, columns, table.zero_totals, days)
+        return input_sums(source, frame, FOR_DAY, columns, table.zero_figures, days)
     totals_by_day: dict[date, Sums] = {}
     if input_reads.table is table:
         for stretch in to_windows(days):
@@ -152,15 +168,15 @@ def _input_totals(
         if missing := [day for day in days if day not in totals_by_day]:
             rest = frame.where(any_window_condition(to_windows(missing), FOR_DAY))
             sums = _aggregations(rest, columns)
-            totals_by_day |= sums_by_day(rest, FOR_DAY, sums, table.zero_totals)
+            totals_by_day |= sums_by_day(rest, FOR_DAY, sums, table.zero_figures)
         return totals_by_day
     rows = frame.where(F.col(input_reads.table.partition) == F.col(FOR_DAY))
-    own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_totals, days)
+    own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_figures, days)
     for day in days:
         so_far, day_sums = totals_by_day.get(day - DAY, {}), own_day_sums.get(day, {})
         totals_by_day[day] = {
-            name: so_far.get(name, table.zero_totals[name])
-            + day_sums.get(name, table.zero_totals[name])
+            name: so_far.get(name, table.zero_figures[name])
+            + day_sums.get(name, table.zero_figures[name])
             for name in columns
         }
     return totals_by_day
@@ -290,9 +306,13 @@ def current_expectations(
     counted = lines.where(days.sql_condition(day))
     if not policy.corrects:
         counted = counted.where(dedup.within_window(policy.window_days))
-    sums = {check.total: check.column for check in table.base.conserved if check.column}
+    sums = {check.figure: check.column for check in table.base.conserved if check.column}
     row_amounts = {
-        total: F.when(~F.col(dedup.SUPERSEDED), F.col(column)) for total, column in sums.items()
+        name: F.when(
+            ~F.col(dedup.SUPERSEDED),
+            count_items(F.col(column)) if _is_text(rows, column) else F.col(column),
+        )
+        for name, column in sums.items()
     }
     both = counted.select(day, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
         rows.select(day, F.lit(0), F.col(dedup.SUPERSEDED).cast("int"), *row_amounts.values())
@@ -310,10 +330,11 @@ def current_expectations(
         line_count, superseded = partition_sums["_lines"], partition_sums["_superseded"]
         counting = line_count - superseded
         totals = {
-            c.total: partition_sums[c.total] if c.column else counting for c in table.base.conserved
+            c.figure: partition_sums[c.figure] if c.column else counting
+            for c in table.base.conserved
         }
         entries = {"lines": line_count, "superseded": superseded}
-        expectations[partition] = Expectation(entries=entries, totals=totals)
+        expectations[partition] = _expect_figures(totals, entries)
     return expectations
 
 

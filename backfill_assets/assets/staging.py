@@ -291,8 +291,8 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
 
 def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
     """Return delays by log day with late lines, counted from when the lines were expected."""
-    latest = F.greatest(source.event_time, source.version_time)
-    micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
+    times = [F.col(name).cast("timestamp") for name in dedup.compared_times(source)]
+    micros = F.unix_micros(F.greatest(*times)) - F.unix_micros(times[0])
     # In integers: a double cannot hold the microseconds between distant times.
     minutes = F.call_function("div", micros, F.lit(60_000_000))
     days = _delay_days() - source.arrives_after

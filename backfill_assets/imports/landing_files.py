@@ -7,7 +7,7 @@ a value of the field.
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import reduce
+from functools import partial, reduce
 from types import MappingProxyType
 from uuid import uuid4
 
@@ -28,7 +28,7 @@ from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables.sources import Source
-from backfill_assets.transforms.dedup import business_day
+from backfill_assets.transforms.dedup import business_day, event_day, version_day
 
 #: Column with the arrival day of a row; no field can have this name.
 ARRIVAL_DAY = "_told"
@@ -234,17 +234,23 @@ def _arrival_day(values: DataFrame, source: Source, timezone: str) -> Column:
 
 def _version_day(values: DataFrame, source: Source, timezone: str) -> Column:
     """The day of the later one of event and version time."""
-    times = (_moment(values, source, name) for name in (source.event_time, source.version_time))
-    return business_day(F.greatest(*times), timezone)
+    return version_day(source, timezone, partial(_time_column, values, source))
+
+
+def _time_column(values: DataFrame, source: Source, name: str) -> Column:
+    """The event time or version time of a row as its field will have it; null if it is none."""
+    if name in source.dated_times:
+        return F.col(name).try_cast("date")
+    return _moment(values, source, name)
 
 
 def counts_by_day(rows: DataFrame, source: Source, policy: Policy, timezone: str) -> DataFrame:
     """By arrival day, the number of rows, and of rows without key, late, or ahead."""
-    version_day = _version_day(rows, source, timezone)
-    log_date = F.greatest(F.col(ARRIVAL_DAY), version_day)
-    event_day = business_day(_moment(rows, source, source.event_time), timezone)
-    ahead = F.datediff(version_day, F.col(ARRIVAL_DAY)) > 1
-    late = ~ahead & (F.datediff(log_date, event_day) > policy.window_days)
+    latest_day = _version_day(rows, source, timezone)
+    log_date = F.greatest(F.col(ARRIVAL_DAY), latest_day)
+    event_date = event_day(source, timezone, partial(_time_column, rows, source))
+    ahead = F.datediff(latest_day, F.col(ARRIVAL_DAY)) > 1
+    late = ~ahead & (F.datediff(log_date, event_date) > policy.window_days)
     no_key = F.lit(False)
     for name in source.key:
         no_key = no_key | F.col(name).isNull()

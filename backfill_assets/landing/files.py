@@ -1,8 +1,8 @@
 """Landing files: checks that each can be read, counts its lines, and reads their fields.
 
-`listing` lists the files, `formats` reads lines of text and `parquet` Parquet files. Fields are
-text, or values of a Parquet column; what they mean (a timestamp, money, a log day) is decided in
-`transforms.raw_rows`.
+`listing` lists the files, `formats` reads JSON lines, `csv_files` CSV and `parquet` Parquet files.
+Fields are text, or values of a Parquet column; what they mean (a timestamp, money, a log day) is
+decided in `transforms.raw_rows`.
 """
 
 import json
@@ -24,7 +24,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
-from backfill_assets.landing import formats, parquet
+from backfill_assets.landing import csv_files, formats, parquet
+from backfill_assets.landing.csv_files import CsvHeader
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
     GLOB,
@@ -40,6 +41,7 @@ from backfill_assets.spark.filesystems import open_store, read_options
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
+from backfill_assets.tables.arguments import UTF_16
 from backfill_assets.tables.sources import Source
 
 _UNUSABLE = (
@@ -107,8 +109,9 @@ class LandingFiles:
         controls: by arrival day, the source's own totals, if sent.
         control_problems: by arrival day, why its control file cannot be used.
         line_counts: non-blank data lines, without headers, by the file's name in the tables.
-        headers: the first record of CSV files.
-        multiline: the CSV files in which text in quotes goes over several lines.
+        headers: of CSV files.
+        multiline: the CSV files that Spark reads whole: text in quotes goes over several lines, or
+            they are in UTF-16.
         columns: the columns of Parquet files.
         limits: size limits of the files.
     """
@@ -121,7 +124,7 @@ class LandingFiles:
     controls: dict[date, Control] = field(default_factory=dict)
     control_problems: dict[date, str] = field(default_factory=dict)
     line_counts: Mapping[str, int] = field(default_factory=dict)
-    headers: dict[LandingFile, str] = field(default_factory=dict)
+    headers: dict[LandingFile, CsvHeader] = field(default_factory=dict)
     multiline: set[LandingFile] = field(default_factory=set)
     columns: dict[LandingFile, ParquetColumns] = field(default_factory=dict)
     limits: SizeLimits = field(default_factory=SizeLimits.default_limits)
@@ -244,20 +247,22 @@ def probe_files(
     )
     count_part = partial(_count_lines, spark, source)
     counts = retry_without_bad_files(spark, landing_files, count_part)
+    doubtful_files = set()
     for file in [*landing_files.files]:
         row = counts.get(file.source_file)
         if row is None or row["doubtful"] is None:
             continue
-        if reason := landing_files.limits.whole_file_problem(row["bytes"]):
+        if reason := landing_files.limits.whole_file_problem(row["bytes"], csv_files.WHY_WHOLE):
             landing_files.drop_file(file, reason)
         else:
-            landing_files.multiline.add(file)
-    if landing_files.multiline:
-        records = replace(landing_files, files=[*landing_files.multiline])
+            doubtful_files.add(file)
+    landing_files.multiline |= doubtful_files
+    if doubtful_files:
+        records = replace(landing_files, files=[*doubtful_files])
         counts |= retry_without_bad_files(spark, records, count_part)
-        for file in landing_files.multiline - landing_files.broken.keys():
+        for file in doubtful_files - landing_files.broken.keys():
             if text := counts[file.source_file]["doubtful"]:
-                landing_files.broken[file] = formats.describe_doubtful(text)
+                landing_files.broken[file] = csv_files.describe_doubtful(text)
         landing_files.files = [f for f in landing_files.files if f not in landing_files.broken]
     landing_files.line_counts = {name: row["lines"] for name, row in counts.items()}
     return landing_files
@@ -403,7 +408,7 @@ def _limit_kinds(landing_files: LandingFiles) -> None:
 
     Spark plans one read for each; it cannot handle thousands.
     """
-    kinds: dict[date, set[str | ParquetColumns]] = defaultdict(set)
+    kinds: dict[date, set[CsvHeader | ParquetColumns]] = defaultdict(set)
     for file, kind in sorted(
         (landing_files.headers | landing_files.columns).items(),
         key=lambda pair: pair[0].source_file,
@@ -425,9 +430,9 @@ class _Unreadable:
     reason: str
 
 
-#: The result of a probe: the Parquet columns, the CSV header (None if there is no line), None for
+#: The result of a probe: the Parquet columns, the CSV header (None if there is no record), None for
 #: JSON, or why the file cannot be read.
-_Probe = ParquetColumns | str | None | _Unreadable
+_Probe = ParquetColumns | CsvHeader | None | _Unreadable
 
 
 def _probe_file(
@@ -441,8 +446,13 @@ def _probe_file(
     try:
         if file.format == "parquet":
             return parquet.footer_columns(limits.read_footer(filesystem, entry), source)
-        limits.check_text(filesystem, entry)
-        return formats.read_header(filesystem, entry.path, source) if file.format == "csv" else None
+        size = limits.check_text(filesystem, entry)
+        if file.format == "json":
+            return None
+        header = csv_files.read_header(filesystem, entry.path, source)
+        is_whole = header is not None and header.encoding == UTF_16
+        problem = limits.whole_file_problem(size, "it is in UTF-16 and has") if is_whole else ""
+        return _Unreadable(problem) if problem else header
     # Arrow decodes the names of Parquet columns lazily.
     except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
         reason = (str(error) or "?").splitlines()[0][:200]
@@ -458,8 +468,10 @@ def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Pro
         landing_files.columns[file] = probe
     elif file.format == "csv":
         if probe is None:
-            return  # only blank lines
+            return  # only blank lines and comments
         landing_files.headers[file] = probe
+        if probe.encoding == UTF_16:
+            landing_files.multiline.add(file)
     landing_files.files.append(file)
 
 
@@ -486,16 +498,6 @@ def _json_files(landing_files: LandingFiles) -> list[LandingFile]:
     return [file for file in landing_files.files if file.format == "json"]
 
 
-def _files_by_header(landing_files: LandingFiles) -> Mapping[str, list[LandingFile]]:
-    return _group_files(landing_files.headers, landing_files.files)
-
-
-def _files_by_columns(
-    landing_files: LandingFiles,
-) -> Mapping[ParquetColumns, list[LandingFile]]:
-    return _group_files(landing_files.columns, landing_files.files)
-
-
 def _group_files(
     kinds: Mapping[LandingFile, Kind], files: Iterable[LandingFile]
 ) -> Mapping[Kind, list[LandingFile]]:
@@ -513,14 +515,14 @@ def _file_urls(files: Iterable[LandingFile]) -> list[str]:
 
 def _csv_texts(
     spark: SparkSession, source: Source, landing_files: LandingFiles
-) -> Iterator[tuple[str, bool, DataFrame]]:
+) -> Iterator[tuple[CsvHeader, bool, DataFrame]]:
     """Yield the texts of CSV files: header, whether they are multi-line records, and the frame."""
     max_bytes = landing_files.limits.max_line
-    for header, files in _files_by_header(landing_files).items():
+    for header, files in _group_files(landing_files.headers, landing_files.files).items():
         if multiline := _file_urls(file for file in files if file in landing_files.multiline):
-            yield header, True, formats.multiline_records(spark, source, multiline, header)
+            yield header, True, csv_files.multiline_records(spark, source, multiline, header)
         if lines := _file_urls(file for file in files if file not in landing_files.multiline):
-            yield header, False, formats.text_lines(spark, source, lines, max_bytes, header)
+            yield header, False, csv_files.csv_lines(spark, source, lines, max_bytes, header)
 
 
 def _count_lines(
@@ -541,9 +543,9 @@ def _count_lines(
         lines = formats.text_lines(spark, source, _file_urls(json_files), max_bytes)
         frames.append(lines.select("source_file", untouched, size, nothing))
     for _, multiline, texts in _csv_texts(spark, source, landing_files):
-        doubtful = formats.doubtful_text(source, max_bytes, multiline=multiline)
+        doubtful = csv_files.doubtful_text(source, max_bytes, multiline=multiline)
         frames.append(texts.select("source_file", untouched, size, doubtful.alias("doubtful")))
-    for columns, files in _files_by_columns(landing_files).items():
+    for columns, files in _group_files(landing_files.columns, landing_files.files).items():
         rows = parquet.parquet_rows(spark, _file_urls(files), columns)
         frames.append(
             rows.select(
@@ -582,8 +584,8 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
         lines = formats.text_lines(spark, source, _file_urls(json_files), max_bytes)
         text_frames.append(formats.json_lines(lines, source))
     for header, _, texts in _csv_texts(spark, source, landing_files):
-        text_frames.append(formats.csv_records(texts, header, source))
-    files_by_columns = _files_by_columns(landing_files)
+        text_frames.append(csv_files.csv_records(texts, header, source))
+    files_by_columns = _group_files(landing_files.columns, landing_files.files)
     as_text = len(files_by_columns) > MOST_TYPED_FRAMES
     for columns, files in files_by_columns.items():
         rows = parquet.parquet_rows(spark, _file_urls(files), columns)

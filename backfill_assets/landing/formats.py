@@ -1,18 +1,14 @@
-"""The text formats of the landing: JSON lines and CSV, read as fields of text."""
+"""Lines of text of the landing, and JSON lines, read as fields of text; `csv_files` reads CSV."""
 
-import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cache, reduce
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, partial, reduce
 from uuid import uuid4
 
-import pyarrow.fs as pafs
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.escaping import escape_line
-from backfill_assets.landing.listing import LandingError
 from backfill_assets.spark.filesystems import read_options
 from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
@@ -48,13 +44,16 @@ def origin_columns(source: Source) -> tuple[Column, Column]:
 
 
 def text_lines(
-    spark: SparkSession,
-    source: Source,
-    urls: Sequence[str],
-    max_bytes: int,
-    header: str | None = None,
+    spark: SparkSession, source: Source, urls: Sequence[str], max_bytes: int
 ) -> DataFrame:
-    """The non-blank lines of text files, without lines equal to the header.
+    """The non-blank lines of text files."""
+    return nonblank_texts(all_lines(spark, source, urls, max_bytes))
+
+
+def all_lines(
+    spark: SparkSession, source: Source, urls: Sequence[str], max_bytes: int
+) -> DataFrame:
+    """The lines of text files, as the bytes that they have.
 
     Lines longer than `max_bytes` are skipped, not held in memory: a file may have been replaced
     after the size check.
@@ -62,29 +61,11 @@ def text_lines(
     # Hadoop's reader includes the line end, and reads lines shorter than this.
     reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
     lines = reader.options(**read_options(urls)).text([*urls])
-    lines = lines.select(*origin_columns(source), F.col("value").alias(TEXT))
-    return _nonblank_texts(lines, header)
+    return lines.select(*origin_columns(source), F.col("value").alias(TEXT))
 
 
-def multiline_records(
-    spark: SparkSession, source: Source, urls: Sequence[str], header: str
-) -> DataFrame:
-    """The records of CSV files in which text in quotes goes over several lines, as `text_lines`.
-
-    Spark holds each file in memory, several times. (Its own reader of such files loses the text of
-    a record, and takes bytes that are not UTF-8 for others.)
-    """
-    files = spark.read.options(**read_options(urls)).text([*urls], wholetext=True)
-    # Each byte is a character of Latin-1, so text that is not UTF-8 stays as it is.
-    characters = F.decode(F.col("value").cast("binary"), "ISO-8859-1")
-    records = F.regexp_extract_all(characters, F.lit(record_pattern(source.delimiter)), F.lit(1))
-    text = F.encode("record", "ISO-8859-1").cast("string").alias(TEXT)
-    exploded = files.select(*origin_columns(source), F.explode(records).alias("record"))
-    return _nonblank_texts(exploded.select("arrival_date", "source_file", text), header)
-
-
-def _nonblank_texts(lines: DataFrame, header: str | None) -> DataFrame:
-    """The lines without byte-order marks, without blank ones and without those of the header."""
+def nonblank_texts(lines: DataFrame) -> DataFrame:
+    """The lines without byte-order marks, and without blank ones."""
     text = F.col(TEXT)
     # Concatenated files have byte-order marks in the middle. (Not `ltrim`, which also removes parts
     # of a mark.)
@@ -92,8 +73,7 @@ def _nonblank_texts(lines: DataFrame, header: str | None) -> DataFrame:
     lines = lines.withColumn(TEXT, marked.otherwise(text))
     # Lines that begin with a visible character need no trimming, which is slow.
     starts_with_text, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
-    lines = lines.where(starts_with_text | (trimmed != ""))
-    return lines if header is None else lines.where(F.make_valid_utf8(text) != F.lit(header))
+    return lines.where(starts_with_text | (trimmed != ""))
 
 
 def identifier_fields(source: Source) -> tuple[str, ...]:
@@ -126,195 +106,21 @@ def missing_field(name: str) -> Column:
     return F.lit(None).cast("string").alias(name)
 
 
-# A correctly quoted field; `*+` because Java recurses for each repetition of a plain `*`.
-_QUOTED = r'(^|{0})"[^"]*+(?:""[^"]*+)*+"(?={0}|\z)'
-# The end of a text, in Java and Python.
-_END = r"(?![\s\S])"
-# A field in quotes up to what ends it.
-_IN_QUOTES = r'"[^"]*+(?:""[^"]*+)*+'
-# Any field: in quotes, which may lack an end or be followed by what is out of place; or without.
-_FIELD = rf'(?:{_IN_QUOTES}(?:"[^{{0}}\r\n]*+|{_END})|(?!")[^{{0}}\r\n]*+)'
-_MARK_BYTES = r"(?:\xef\xbb\xbf)?+"
-# Spark's CSV parser fails the whole job on a record with more fields than 20480.
-_MOST_FIELDS = 20_000
-# Maximum characters of a header in a message.
-_EXCERPT_LENGTH = 120
-
-
-def record_pattern(delimiter: str) -> str:
-    """A pattern for a CSV record up to its end, of bytes as characters; the record is group 1.
-
-    It matches any text, so that no byte is left out. A line break in quotes does not end a record.
-    """
-    separator = re.escape(delimiter)
-    field = _FIELD.format(separator)
-    return rf"({_MARK_BYTES}{field}(?:{separator}{field})*+)(?:\r\n|[\r\n]|{_END})"
-
-
-def open_line_pattern(delimiter: str) -> str:
-    """A pattern for a line that ends in quotes: its record goes on in the next line."""
-    separator = re.escape(delimiter)
-    return rf"\A(?:{_FIELD.format(separator)}{separator})*+{_IN_QUOTES}{_END}"
-
-
-def doubtful_text(source: Source, max_bytes: int, *, multiline: bool) -> Column:
-    """The beginning of a line or record that ends in quotes, so it may go on; null if it does not.
-
-    Args:
-        source: whose files they are.
-        max_bytes: the length that no record may exceed.
-        multiline: whether the texts are records: then one over several lines is doubtful, too, if
-            a quote is out of place, as it may begin what is no text in quotes.
-    """
-    text = F.col(TEXT)
-    doubtful = text.contains('"') & text.rlike(open_line_pattern(source.delimiter))
-    if multiline:
-        unsure = has_loose_quotes(source.delimiter) | (F.octet_length(text) > max_bytes)
-        doubtful |= text.rlike(r"[\r\n]") & unsure
-    return F.when(doubtful, F.make_valid_utf8(F.substring(text, 1, _EXCERPT_LENGTH + 1)))
-
-
-def describe_doubtful(text: str) -> str:
-    """Why a file with a doubtful record over several lines cannot be read."""
-    return (
-        "LandingError: it has text in quotes over several lines, but there is a quote out of place "
-        "or without an end, or the text is longer than a line may be. Quote it as RFC 4180 says"
-        f"{_header_excerpt(text)}"
-    )
-
-
-def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> str | None:
-    """The first non-blank record; None if all lines are blank.
-
-    Raises:
-        LandingError: it is not a header with each required field once.
-    """
-    header = _first_record(filesystem, path, source.delimiter)
-    if header is not None:
-        header_columns(header, source)
-    return header
-
-
-def _first_record(filesystem: pafs.FileSystem, path: str, delimiter: str) -> str | None:
-    """The first non-blank record, None if there is none; one longer than 1 MiB may be cut."""
-    compression = "gzip" if path.endswith(".gz") else None
-    head = b""
-    with filesystem.open_input_stream(path, compression=compression) as stream:
-        while chunk := stream.read(65536):
-            head += chunk
-            # The text after the last line end may continue in the next chunk.
-            if next(csv_texts(head, delimiter, end=False), None) or len(head) > 1 << 20:
-                break
-    return next(csv_texts(head, delimiter), None)
-
-
-def csv_texts(data: bytes, delimiter: str, *, end: bool = True) -> Iterator[str]:
-    """The non-blank records of a part of a CSV file that begins with one.
-
-    Unless it is the end of the file, the last one, which may go on, is left out.
-    """
-    mark = BYTE_ORDER_MARK.encode()
-    for match in re.finditer(record_pattern(delimiter).encode("latin-1"), data):
-        record = match[1].removeprefix(mark)
-        if record.strip() and (end or match.end() < len(data)):
-            yield record.decode(errors="replace")
-
-
-def header_columns(header: str, source: Source) -> list[str]:
-    """The column names of a CSV file.
-
-    Raises:
-        LandingError: the first line is not a header with each required field once. A file without a
-            header would lose its first line, and all other lines would be rejected.
-    """
-    try:
-        record = next(csv.reader([header], delimiter=source.delimiter, strict=True))
-    except csv.Error as error:
-        raise LandingError(
-            f"its first line is not a header: {error}{_header_excerpt(header)}"
-        ) from None
-    names = match_fields([name.strip() for name in record], source.fields)
-    required = [name for name in source.fields if name not in source.may_be_null]
-    if missing := [name for name in required if name not in names]:
-        separated = f", separated by {source.delimiter!r}" if len(names) == 1 else ""
-        raise LandingError(
-            f"its first line is not a header with {', '.join(missing)}{separated}"
-            f"{_header_excerpt(header)}"
-        )
-    if repeated := [name for name in source.fields if names.count(name) > 1]:
-        raise LandingError(
-            f"more than one column is named {', '.join(repeated)}{_header_excerpt(header)}"
-        )
-    if len(names) > _MOST_FIELDS:
-        raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
-    return names
-
-
-def match_fields(names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """The names in a file, with those of fields that are written in another case as the fields'.
+def match_fields(
+    names: Sequence[str], fields: Sequence[str], renames: Mapping[str, str]
+) -> list[str]:
+    """The names in a file, with those of fields for other names of them, in any case.
 
     Not where the file has the field as well. (No two fields of a source differ in case alone.)
+
+    Args:
+        names: in the file.
+        fields: their names in the tables.
+        renames: of a source.
     """
-    by_lower = {field.lower(): field for field in fields if field not in names}
+    others = {**dict(zip(fields, fields, strict=True)), **renames}
+    by_lower = {name.lower(): field for name, field in others.items() if field not in names}
     return [by_lower.get(name.lower(), name) for name in names]
-
-
-def _header_excerpt(header: str) -> str:
-    """The beginning of a header for a message, with invisible characters escaped."""
-    text = escape_line(header)
-    return f": it is {text[:_EXCERPT_LENGTH]}{' ...' if len(text) > _EXCERPT_LENGTH else ''}"
-
-
-def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
-    """The fields of CSV records, found by the names in the header, in any order."""
-    names = header_columns(header, source)
-    places = {name: f"_csv.c{names.index(name)}" for name in source.fields if name in names}
-
-    def field_column(name: str) -> Column:
-        return F.col(places[name]).alias(name) if name in places else missing_field(name)
-
-    ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
-    options = {
-        "sep": source.delimiter,
-        "escape": '"',
-        "columnNameOfCorruptRecord": "_malformed",
-    }
-    text, delimiter = F.col(TEXT), re.escape(source.delimiter)
-    delimiters = F.regexp_count(_unquoted_text(source.delimiter), F.lit(delimiter))
-    narrow = (F.length(text) < _MOST_FIELDS) | (delimiters < _MOST_FIELDS)
-    frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
-    misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
-    problem = (
-        F.when(~F.is_valid_utf8(text), "not UTF-8")
-        .when(has_loose_quotes(source.delimiter), "a quote out of place")
-        .when(_has_quoted_nul(source.delimiter), "a NUL in quotes")
-        .when(misfit, f"not {len(names)} fields as in the header")
-    )
-    return frame.select(
-        "arrival_date",
-        "source_file",
-        TEXT,
-        *map(field_column, source.fields),
-        problem.alias(PROBLEM),
-        lacking_fields(source, places),
-    )
-
-
-def has_loose_quotes(delimiter: str) -> Column:
-    """Whether a record has a quote that is not of a correctly quoted field."""
-    return F.col(TEXT).contains('"') & _unquoted_text(delimiter).contains('"')
-
-
-def _has_quoted_nul(delimiter: str) -> Column:
-    """Whether a field in quotes has a NUL, which Spark's parser drops."""
-    text, nul = F.col(TEXT), F.lit(r"\x00")
-    quoted_count = F.regexp_count(text, nul) - F.regexp_count(_unquoted_text(delimiter), nul)
-    return text.contains("\0") & text.contains('"') & (quoted_count > 0)
-
-
-def _unquoted_text(delimiter: str) -> Column:
-    """A record without its correctly quoted fields."""
-    return F.regexp_replace(TEXT, _QUOTED.format(re.escape(delimiter)), "$1")
 
 
 #: The field at the end of a line's envelope. It is random, so that no line can contain it: such a
@@ -348,8 +154,8 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     would convert some to a double, and these fields are read as VARIANT, which distinguishes a
     string from a boolean or an object. Fields of other types may be read as text from any JSON: an
     invalid value fails later when it is parsed. Fields that hold JSON are cut out of the line, as
-    the parser would write them anew, with other numbers. Keys that differ from a field in case only
-    are named as the field before that, see `_name_fields`.
+    the parser would write them anew, with other numbers. Keys that are other names of a field, or
+    differ from it in case only, are named as the field before that, see `_name_fields`.
     """
     text, named, careful = F.col(TEXT), F.col("_named"), F.col("_careful")
     ids, nested = identifier_fields(source), json_fields(source)
@@ -399,11 +205,12 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
 
 
 def _name_fields(frame: DataFrame, source: Source, parsed_fields: Iterable[str]) -> DataFrame:
-    """Add the line with each key that differs from a field in case only named as the field.
+    """Add the line with each key that is another name of a field, in any case, named as the field.
 
     Adds `_named` (the line), `_renamed` (these fields), `_absent` (the fields that are no key of
-    the line) and `_lower_keys`. But for `_named`, they are null for a line that has a value of each
-    field, as nearly all do. So few lines are scanned for their keys besides being parsed.
+    the line) and `_lower_keys` (its keys, with those that are another name as the field). But for
+    `_named`, they are null for a line that has a value of each field, as nearly all do. So few
+    lines are scanned for their keys besides being parsed.
     """
     lacks_value = reduce(
         Column.__or__,
@@ -415,24 +222,36 @@ def _name_fields(frame: DataFrame, source: Source, parsed_fields: Iterable[str])
     )
     absent = F.array_except(F.array(*map(F.lit, source.fields)), F.col("_keys"))
     frame = frame.withColumn("_keys", F.when(lacks_value, F.json_object_keys(TEXT)))
-    frame = frame.withColumns({"_absent": absent, "_lower_keys": F.transform("_keys", F.lower)})
+    keys = F.transform("_keys", partial(_lower_key, source.rename))
+    frame = frame.withColumns({"_absent": absent, "_lower_keys": keys})
     renamed = F.filter("_absent", lambda name: _count_keys(name) == 1)
+
+    def file_names(field: str) -> list[str]:
+        return [field, *(name for name, renamed in source.rename.items() if renamed == field)]
+
     frame = frame.withColumn("_renamed", renamed)
     named = reduce(
-        lambda text, name: F.regexp_replace(text, key_pattern(name), f'$1"{name}"'),
+        lambda text, name: F.regexp_replace(text, key_pattern(*file_names(name)), f'$1"{name}"'),
         source.fields,
         F.col(TEXT),
     )
     return frame.withColumn("_named", F.when(F.size("_renamed") > 0, named).otherwise(F.col(TEXT)))
 
 
+def _lower_key(renames: Mapping[str, str], key: Column) -> Column:
+    """A key in lower case; if it is another name of a field, that field."""
+    lower = F.lower(key)
+    fields = [F.when(lower == F.lower(F.lit(name)), field) for name, field in renames.items()]
+    return F.lower(F.coalesce(*fields, lower))
+
+
 def _count_keys(name: Column) -> Column:
-    """The number of a line's keys that are a field in any case."""
+    """The number of a line's keys that are a field, by any of its names in any case."""
     return F.size(F.filter("_lower_keys", lambda key: key == F.lower(name)))
 
 
 def _naming_problem() -> Column:
-    """Why a field has no value although the line has keys that are the field in another case."""
+    """Why a field has no value although the line has keys that are other names of the field."""
     doubtful = F.get(F.filter("_absent", lambda name: _count_keys(name) > 1), F.lit(0))
     unnamed = F.array_except("_renamed", F.json_object_keys("_named"))
     too_deep = F.when(F.size("_renamed") > 0, F.when(F.size(unnamed) > 0, _TOO_DEEP))
@@ -512,9 +331,9 @@ def member_pattern(name: str) -> str:
     return rf"\A{_BLANK}\{{(?:{_BLANK}(?:{members}){_BLANK},?+)*+{_BLANK}\}}[\s\S]*+"
 
 
-def key_pattern(name: str) -> str:
-    """A pattern for a line up to the first key that is a field in any case; group 1 ends before."""
-    key = rf'"{_name_pattern(name, any_case=True)}"'
+def key_pattern(*names: str) -> str:
+    """A pattern for a line up to the first key of these names in any case; group 1 ends before."""
+    key = rf'"(?:{"|".join(_name_pattern(name, any_case=True) for name in names)})"'
     member = rf"{_STRING}{_BLANK}:{_BLANK}{_value_pattern()}{_BLANK},{_BLANK}"
     return rf"\A({_BLANK}\{{{_BLANK}(?:(?!{key}){member})*+){key}"
 

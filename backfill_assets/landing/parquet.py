@@ -56,21 +56,26 @@ class ParquetColumns:
 
     Attributes:
         types: the columns that Spark can read, with the types of their values. Those of fields are
-            named as the fields, whatever their case in the file.
+            named as the fields, whatever their name or case in the file.
         nanoseconds: the timestamps that Spark reads as numbers of nanoseconds.
         unreadable: columns that are wanted and cannot be read, with their types.
+        renamed: the fields that have another name in the file, with that name.
     """
 
     types: tuple[tuple[str, T.DataType], ...]
     nanoseconds: frozenset[str]
     unreadable: tuple[tuple[str, str], ...]
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def spark_schema(self) -> T.StructType:
         """The columns for Spark's reader (see `spark.sql.legacy.parquet.nanosAsLong`)."""
+        file_names = dict(self.renamed)
         return T.StructType(
             [
-                T.StructField(name, T.LongType() if name in self.nanoseconds else kind)
+                T.StructField(
+                    file_names.get(name, name), T.LongType() if name in self.nanoseconds else kind
+                )
                 for name, kind in self.types
             ]
         )
@@ -86,10 +91,10 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
     leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
     # Timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    names = match_fields(schema.names, source.fields, source.rename)
     # Spark ignores upper and lower case; `_metadata` is its own column.
-    spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
-    types, nanoseconds, unreadable = {}, set(), {}
-    names = match_fields(schema.names, source.fields)
+    spellings = Counter([*(name.lower() for name in names), "_metadata"])
+    types, nanoseconds, unreadable, renamed = {}, set(), {}, {}
     for column, name, kind in zip(schema.names, names, schema.types, strict=True):
         if spellings[name.lower()] > 1:
             if name in source.fields:
@@ -100,11 +105,18 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
             spark_type = _nested_type(kind)
         if spark_type is not None:
             types[name] = spark_type
+            if column.lower() != name.lower():
+                renamed[name] = column
             if is_nanoseconds(kind) and column not in int96:
                 nanoseconds.add(name)
         elif name in source.fields:
             unreadable[name] = str(kind)
-    return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
+    return ParquetColumns(
+        tuple(types.items()),
+        frozenset(nanoseconds),
+        tuple(unreadable.items()),
+        tuple(renamed.items()),
+    )
 
 
 def value_type(kind: pa.DataType) -> T.DataType | None:
@@ -143,9 +155,9 @@ def is_nanoseconds(kind: pa.DataType) -> bool:
 
 
 def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
-    """The rows of Parquet files with these columns."""
+    """The rows of Parquet files with these columns, named as the fields."""
     reader = spark.read.options(**read_options(urls)).schema(columns.spark_schema)
-    return reader.parquet(*urls)
+    return reader.parquet(*urls).withColumnsRenamed({old: new for new, old in columns.renamed})
 
 
 def decoding_hash(columns: ParquetColumns) -> Column:

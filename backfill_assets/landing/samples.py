@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,16 +17,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from backfill_assets.landing.formats import (
-    BYTE_ORDER_MARK,
-    csv_texts,
-    header_columns,
-    match_fields,
-    read_header,
-)
+from backfill_assets.landing.csv_files import csv_texts, header_columns, read_header, split_record
+from backfill_assets.landing.formats import BYTE_ORDER_MARK, match_fields
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.spark.filesystems import open_store
+from backfill_assets.tables.arguments import UTF_16
 from backfill_assets.tables.sources import Source
 
 #: Maximum number of lines of a file.
@@ -61,7 +57,7 @@ def sample_values(
                 values_by_file[entry] = [*_sample_text(filesystem, entry, source, fields)]
             except _UNREADABLE as error:
                 values_by_file[entry] = _error_text(error)
-    return values_by_file | _sample_parquet(landing, parquet, fields)
+    return values_by_file | _sample_parquet(landing, parquet, fields, source.rename)
 
 
 def _sample_text(
@@ -70,12 +66,15 @@ def _sample_text(
     """Yield the fields of at most `MOST_LINES` lines, evenly spread over the sampled lines."""
     if not entry.path.removesuffix(".gz").endswith(".csv"):
         lines = _spread_evenly([*_sample_lines(filesystem, entry)])
-        yield from filter(None, (_json_values(line, fields) for line in lines))
+        values_by_line = (_json_values(line, fields, source.rename) for line in lines)
+        yield from filter(None, values_by_line)
         return
     header = read_header(filesystem, entry.path, source)
-    names = header_columns(header, source) if header else []
-    for line in _spread_evenly(_sample_records(filesystem, entry, source.delimiter)):
-        if line != header and (values := _csv_values(line, names, source)):
+    if header is None:
+        return
+    names = header_columns(header.text, source)
+    for line in _spread_evenly(_sample_records(filesystem, entry, source, header.encoding)):
+        if line != header.text and (values := _csv_values(line, names, source)):
             yield tuple(values.get(name) or None for name in fields)
 
 
@@ -83,13 +82,16 @@ def _spread_evenly(lines: list[str]) -> list[str]:
     return lines[:: -(-len(lines) // MOST_LINES) or 1]
 
 
-def _sample_records(filesystem: pafs.FileSystem, entry: ListedFile, delimiter: str) -> list[str]:
+def _sample_records(
+    filesystem: pafs.FileSystem, entry: ListedFile, source: Source, encoding: str
+) -> list[str]:
     """The whole, non-blank records in the sampled parts of a CSV file.
 
-    A part may begin in text in quotes over several lines. So of a file with such text, only the
-    beginning is sampled.
+    A part may begin in text in quotes over several lines, or within a character. So of a file with
+    such text, or in UTF-16, only the beginning is sampled.
     """
-    pieces = [[*csv_texts(piece, delimiter)] for piece in _read_pieces(filesystem, entry)]
+    parts = islice(_read_pieces(filesystem, entry), 1 if encoding == UTF_16 else None)
+    pieces = [[*csv_texts(piece, source, encoding)] for piece in parts]
     records = [record for piece in pieces for record in piece]
     return pieces[0] if any(map(_LINE_BREAK.search, records)) else records
 
@@ -132,7 +134,7 @@ def _whole_lines(piece: bytes, *, begin: bool = True, end: bool = True) -> bytes
     return piece
 
 
-def _json_values(line: str, fields: Sequence[str]) -> Values | None:
+def _json_values(line: str, fields: Sequence[str], renames: Mapping[str, str]) -> Values | None:
     """The values of the fields, numbers as written; None if the line is not a JSON object."""
     try:
         parsed = json.loads(line, parse_int=str, parse_float=str)
@@ -140,25 +142,27 @@ def _json_values(line: str, fields: Sequence[str]) -> Values | None:
         return None
     if not isinstance(parsed, dict):
         return None
-    values = dict(zip(match_fields([*parsed], fields), parsed.values(), strict=True))
+    values = dict(zip(match_fields([*parsed], fields, renames), parsed.values(), strict=True))
     return tuple(_value_text(values.get(name)) for name in fields)
 
 
 def _csv_values(line: str, names: Sequence[str], source: Source) -> dict[str, str] | None:
     try:
-        values = next(csv.reader([line], delimiter=source.delimiter, strict=True))
+        cells = split_record(line, source)
     except csv.Error:
         return None
+    values = ["" if cell in source.null else cell for cell in cells]
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else None
 
 
 def _sample_parquet(
-    landing: str, entries: Sequence[ListedFile], fields: Sequence[str]
+    landing: str, entries: Sequence[ListedFile], fields: Sequence[str], renames: Mapping[str, str]
 ) -> dict[ListedFile, list[Values] | str]:
     """Sample Parquet files in a separate process: some files make Arrow end the process."""
     if not entries:
         return {}
-    request = json.dumps([landing, [entry.path for entry in entries], [*fields]])
+    paths = [entry.path for entry in entries]
+    request = json.dumps([landing, paths, [*fields], {**renames}])
     command = [sys.executable, "-m", __name__]
     try:
         process = subprocess.run(
@@ -183,7 +187,9 @@ def _sample_parquet(
     return values_by_file
 
 
-def _parquet_rows(filesystem: pafs.FileSystem, path: str, fields: Sequence[str]) -> list[Values]:
+def _parquet_rows(
+    filesystem: pafs.FileSystem, path: str, fields: Sequence[str], renames: Mapping[str, str]
+) -> list[Values]:
     """Rows of a Parquet file, from several of its row groups."""
     entry = ListedFile("", path, 0, 0)
     SizeLimits.default_limits().read_footer(filesystem, entry)
@@ -192,7 +198,7 @@ def _parquet_rows(filesystem: pafs.FileSystem, path: str, fields: Sequence[str])
         names = file.schema_arrow.names
         columns = {
             column: name
-            for column, name in zip(names, match_fields(names, fields), strict=True)
+            for column, name in zip(names, match_fields(names, fields, renames), strict=True)
             if name in fields
         }
         max_rows = MOST_LINES // max(1, len(groups))
@@ -222,11 +228,11 @@ def _error_text(error: BaseException) -> str:
 
 def _answer_request(request: str) -> Iterable[str]:
     """For each Parquet file, its rows or why it cannot be read, as a line of JSON."""
-    landing, paths, fields = json.loads(request)
+    landing, paths, fields, renames = json.loads(request)
     filesystem, _ = open_store(landing)
     for path in paths:
         try:
-            yield json.dumps(_parquet_rows(filesystem, path, fields))
+            yield json.dumps(_parquet_rows(filesystem, path, fields, renames))
         except _UNREADABLE as error:
             yield json.dumps(_error_text(error))
 

@@ -54,8 +54,8 @@ class SizeLimits:
         """The limits of a deployment that sets none."""
         return cls.from_settings(Settings.model_construct())
 
-    def check_text(self, filesystem: pafs.FileSystem, entry: ListedFile) -> None:
-        """Raise if a text file has too long a line, or expands to too much.
+    def check_text(self, filesystem: pafs.FileSystem, entry: ListedFile) -> int:
+        """The expanded size of a text file; raise if it has too long a line, or it is too much.
 
         A plain file not longer than one line is not opened; of a larger one, a small part is read.
         A compressed file is expanded in constant memory, which also finds a broken one here;
@@ -68,17 +68,21 @@ class SizeLimits:
         """
         if entry.path.endswith(".gz"):
             with filesystem.open_input_stream(entry.path, compression=None) as stream:
-                self._check_expanded(_decompress_pieces(stream, min(_PIECE, self.max_line)))
-        elif entry.size > self.max_line:
+                return self._check_expanded(_decompress_pieces(stream, min(_PIECE, self.max_line)))
+        if entry.size > self.max_line:
             with filesystem.open_input_file(entry.path) as file:
                 self._check_plain(file)
+        return entry.size
 
-    def whole_file_problem(self, size: int) -> str:
-        """Why a file of this expanded size is not held in memory whole; empty if it may be."""
+    def whole_file_problem(self, size: int, why_whole: str) -> str:
+        """Why a file of this expanded size is not held in memory whole; empty if it may be.
+
+        `why_whole` is why it would have to be, up to the size.
+        """
         if size <= (max_bytes := self.max_line * _LINES_OF_A_WHOLE_FILE):
             return ""
         return (
-            f"LandingError: it has text in quotes over several lines, and more than {max_bytes:,} "
+            f"LandingError: {why_whole} more than {max_bytes:,} "
             f"bytes ({_LINES_OF_A_WHOLE_FILE} times {PREFIX}MAX_LINE): write smaller files"
         )
 
@@ -98,8 +102,8 @@ class SizeLimits:
                     raise self._long_line_error()
                 length *= 4
 
-    def _check_expanded(self, pieces: Iterator[bytes]) -> None:
-        """Raise if decompressed pieces are too large in total, or a line is too long."""
+    def _check_expanded(self, pieces: Iterator[bytes]) -> int:
+        """The total size of decompressed pieces; raise if it is too large, or a line too long."""
         line = total = 0
         for piece in pieces:
             total += len(piece)
@@ -113,6 +117,7 @@ class SizeLimits:
                 raise self._long_line_error()
             if last >= 0:
                 line = len(piece) - last - 1
+        return total
 
     def _long_line_error(self) -> LandingError:
         return LandingError(f"a line is longer than {self.max_line:,} bytes ({PREFIX}MAX_LINE)")

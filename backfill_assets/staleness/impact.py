@@ -126,7 +126,7 @@ def impact_of(
 def _row_versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Select the columns that decide versions, without the file that a row came from."""
     dated = dedup.with_event_day(raw, source, timezone)
-    return dated.select("event_date", *source.fields, "log_date")
+    return dated.select(dedup.version_columns(source))
 
 
 def _changed_event_days(

@@ -1,5 +1,6 @@
 """Validation of the arguments of declarations, with error messages for the person who declares."""
 
+import codecs
 import inspect
 import linecache
 import os
@@ -8,10 +9,17 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+#: The encodings of CSV files with characters of several bytes. Those of UTF-16 begin with a mark.
+UTF_8, UTF_16 = "utf-8", "utf-16"
+#: What stands for a byte that is no character in an encoding.
+NO_CHARACTER = "\ufffd"
+#: Encodings that a message names, with the most usual ones of one byte a character.
+USUAL_ENCODINGS = (UTF_8, UTF_16, "latin-1", "cp1252", "iso8859-15", "cp1250", "cp437")
 #: The most characters of a value that a message shows.
 _MAX_SHOWN_CHARS = 100
 
@@ -157,3 +165,36 @@ def mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: (
         isinstance(value, Mapping) and all(map(is_text, value)) and all(map(fits, value.values()))
     )
+
+
+def encoding_name(encoding: object) -> str:
+    """The name of a text encoding as Python knows it; empty if it knows none."""
+    try:
+        info = codecs.lookup(encoding) if isinstance(encoding, str) else None
+        "".encode(info.name if info else "")
+    except (LookupError, ValueError):
+        return ""
+    return info.name.removesuffix("-sig") if info else ""
+
+
+@cache
+def high_characters(encoding: str) -> str:
+    """The characters of the bytes 128 to 255 in an encoding; empty unless each byte is one.
+
+    The bytes below are those of ASCII, and a byte that is no character is `NO_CHARACTER`.
+    """
+    low, high = bytes(range(0x80)), bytes(range(0x80, 0x100))
+    if low.decode(encoding, "replace") != low.decode("ascii"):
+        return ""
+    # A byte may be the first one of a character if another follows that can end it.
+    for end in (b"A", b"\xa4"):
+        if any(len((bytes([byte]) + end).decode(encoding, "replace")) != 2 for byte in high):
+            return ""
+    characters = "".join(bytes([byte]).decode(encoding, "replace") for byte in high)
+    return characters if {*characters} != {NO_CHARACTER} else ""
+
+
+def is_encoding(value: object) -> bool:
+    """Whether a CSV file may have an encoding."""
+    name = encoding_name(value)
+    return name in (UTF_8, UTF_16) or bool(name and high_characters(name))

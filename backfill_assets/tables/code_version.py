@@ -68,7 +68,9 @@ _TABLE = ("model", *_OPTIONS, "forbidden", "depends_on")
 DECIDING: Mapping[type, tuple[str, ...]] = {
     Source: (
         *("name", "lines", "key", "event_time", "version_time", "amount", "start"),
-        *("window_days", "late_lines", "arrives_after", "delimiter", "timezone", "ambiguous"),
+        *("window_days", "late_lines", "arrives_after", "timezone", "ambiguous"),
+        *("rename", "delimiter", "quote", "header", "comment", "null", "decimal", "thousands"),
+        "encoding",
     ),
     SourceTable: ("source",),
     derived.Derived: (

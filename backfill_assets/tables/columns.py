@@ -90,6 +90,13 @@ def holds_json(column: Any) -> bool:
     return bool((column.metadata or {}).get(_JSON))
 
 
+def count_items(text: Column) -> Column:
+    """The number of items of a JSON array; 0 of null, and 1 of other text, so that it counts."""
+    is_empty = F.trim(text).rlike(r"\A\[\s*\]\z")
+    counted = F.greatest(F.coalesce(F.json_array_length(text), F.lit(1)), F.lit(1))
+    return F.when(text.isNull() | is_empty, F.lit(0)).otherwise(counted)
+
+
 #: By type of a column, the Python types of a value that it can be compared with.
 _VALUE_TYPES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
     T.IntegralType: ((int, float, Decimal), "a number"),

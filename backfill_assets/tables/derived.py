@@ -8,6 +8,7 @@ function to the greatest version of every key known now, as if the window had no
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import pandera.pyspark as pa
@@ -97,25 +98,38 @@ class PublishedDays:
     reach: Reach = SAME_DAY
 
 
+#: Stands for the number of a day's rows among its totals; no column can have this name.
+ROWS_OF_DAY = "number of rows"
+
+
 @dataclass(frozen=True)
 class Conserved:
-    """A total of a day that equals a sum, or the row count, of its input; see `conserves_total`."""
+    """A day's total or row count that must equal that of its input; see `conserves_total`."""
 
     parameter: str
     column: str | None
-    total: str
+    total: str | None
+
+    @property
+    def figure(self) -> str:
+        """The name of what must be equal: the total, or `ROWS_OF_DAY`."""
+        return self.total or ROWS_OF_DAY
 
 
-def conserves_total(parameter: str, column: str | None, total: str) -> Conserved:
-    """A check: the day's sum of `total` is the sum of an input's `column`, or its row count.
+def conserves_total(
+    parameter: str, column: str | None = None, total: str | None = None
+) -> Conserved:
+    """A check: the day's sum of `total`, or its row count, is that of an input.
 
-    If several checks name the same total, it must be the sum of their values. A day that fails is
-    not published.
+    `conserves_total("lines")` is for a table whose rows are those of the input: a day has as many. If
+    several checks name the same total, or none, the day must have the sum of their values. A day
+    that fails is not published.
 
     Args:
         parameter: the name of the input's parameter.
-        column: the column to sum; None to count rows.
-        total: one of the table's `totals`.
+        column: the column of the input to sum; None to count its rows. Of a field of a source that
+            `json_column` declares, the items of its arrays are counted: see `explode_json`.
+        total: one of the table's `totals`; None to count the rows of the day.
 
     Raises:
         DeclarationError: an argument is not a name.
@@ -132,7 +146,10 @@ def conserves_total(parameter: str, column: str | None, total: str) -> Conserved
                 f"{name}, or None to count rows",
             ),
             arguments.Argument(
-                "the total", total, arguments.is_text, "the name of one of the totals"
+                "the total",
+                total,
+                arguments.none_or(arguments.is_text),
+                "the name of one of the totals, or None to count the rows of the day",
             ),
         ],
     )
@@ -256,10 +273,14 @@ class Derived(Table):
             name = "rows" if check.column is None else check.column
             if read.of_the_day and name in ("rows", *read.table.totals):
                 text = "has {} rows" if name == "rows" else f"has {name} {{}}"
-                equations.append(
-                    Equation(Figure(read.table, name, text), self.total_figure(check.total))
-                )
+                own = self.total_figure(check.total) if check.total else _row_figure(self)
+                equations.append(Equation(Figure(read.table, name, text), own))
         return equations
+
+    @property
+    def zero_figures(self) -> Mapping[str, int | Decimal]:
+        """Nothing, in the type of each total, and of the number of rows."""
+        return {ROWS_OF_DAY: 0, **self.zero_totals}
 
     def total_figure(self, total: str) -> Figure:
         """A total of a day, worded as a number of rows or as a sum."""
@@ -269,6 +290,10 @@ class Derived(Table):
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
         """Call the function, for tests: on frames with the days that a row counts for."""
         return self.transform(*frames, **named)
+
+
+def _row_figure(table: Table) -> Figure:
+    return Figure(table, "rows", "has {} rows")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The pandera models of a source's tables, built from the model of its lines."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import pandera.pyspark as pa
@@ -11,6 +12,9 @@ from backfill_assets.tables.columns import NullBounds, nullable_bounds, nullable
 
 #: A column of a model: its type, and its `Field`.
 TypeAndField = tuple[Any, Any]
+
+#: The attribute of a model with the aliases that its columns had.
+_ALIASES = "_aliases"
 
 _LOG_DAY = "Log day: the day of the arrival folder, or the next for an early line."
 _ARRIVAL_DAY = "Day of the arrival folder, from its path."
@@ -24,6 +28,32 @@ def build_model(
     body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
     body |= {"__doc__": doc, "__module__": __name__}
     return type(name, (pa.DataFrameModel,), body)
+
+
+def without_aliases(
+    lines: type[pa.DataFrameModel],
+) -> tuple[type[pa.DataFrameModel], dict[str, str]]:
+    """A model of lines whose columns have the names that they have in Python, and its aliases.
+
+    Only of columns with an `alias` that is no name of a column, as `Order Date`; without such, it
+    is the model itself. The aliases have the name by alias. The model that is returned knows its
+    aliases, so that a source may be declared with it again, as `dataclasses.replace` does.
+    """
+    if known := vars(lines).get(_ALIASES):
+        return lines, known
+    fields = lines.__fields__
+    aliases = {n: info.original_name for n, (_, info) in fields.items() if not n.isidentifier()}
+    if not aliases:
+        return lines, {}
+    body: dict[str, Any] = {"__annotations__": {}, "Config": lines.Config}
+    for column, (annotation, info) in fields.items():
+        name = aliases.get(column, column)
+        body["__annotations__"][name] = annotation.raw_annotation
+        body[name] = copy(info)
+        if column in aliases:
+            body[name].alias = None
+    body |= {"__doc__": lines.__doc__, "__module__": lines.__module__, _ALIASES: aliases}
+    return type(lines.__name__, (pa.DataFrameModel,), body), aliases
 
 
 def model_columns(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Literal
 
 import pandera.pyspark as pa
@@ -86,6 +87,25 @@ def _is_arrival_days(value: Any) -> bool:
     return True
 
 
+def _is_sign(value: object) -> bool:
+    """Whether a character can be around text or before a comment: nothing begins with it else."""
+    return value == '"' or (_is_delimiter(value) and value not in ("\t", "\\", "+", "-", ".", "_"))
+
+
+#: The characters that group the digits of numbers somewhere in the world.
+_THOUSANDS = (".", ",", "'", "\u2019", "_", " ", "\u00a0", "\u202f")
+
+
+def _other_sign(first: str, second: str, sign: str) -> str:
+    """What two options of CSV that are the same character were probably meant to be."""
+    meant = {
+        ("delimiter", "decimal"): 'delimiter=";"',
+        ("thousands", "decimal"): f'decimal="{"," if sign == "." else "."}"',
+    }
+    question = meant.get((first, second), f"another {second}")
+    return f"; did you mean {question}?"
+
+
 def _is_name_by_role(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(role, Role) and arguments.is_name(name) for role, name in value.items()
@@ -152,11 +172,12 @@ class Source:
             A field that may be null is declared by `nullable_column`; a line without another one is
             rejected. Nested values are stored as JSON text in a string field.
         key: the fields that identify the thing of which a line is a version.
-        event_time: the timestamp field with the event time; its day in the business time zone is
-            the event day.
-        version_time: the timestamp field with the time at which the source created this version;
-            the event time if not given. Of lines with equal times, the one that was logged last
-            counts.
+        event_time: the timestamp or date field with the event time; its day in the business time
+            zone is the event day. A date is the event day itself, in every zone.
+        version_time: the timestamp or date field with the time at which the source created this
+            version; the event time if not given. Of lines with equal times, the one that was logged
+            last counts. If only one of both times is a date, it counts as the moment at which that
+            day begins in the business time zone.
         amount: the decimal field whose sum is audited, and compared with the sum in a control file
             of the source; None if there is none.
         start: the first day of the source; the deployment's, if not given.
@@ -174,12 +195,23 @@ class Source:
         hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
             A day without some of them is published with a warning that names them.
         named: names of its assets by role, if they differ from those derived from `name`.
+        rename: by other name in its files of any format, the field that it names, as `{"Order
+            Date": "ordered_at"}`. A pandera `alias` that is no name of a column counts as one.
         delimiter: the character between the fields of its CSV files.
+        quote: the character around text in its CSV files, doubled within; empty if there is none.
+        header: whether its CSV files begin with the names; else they have the fields of the model,
+            in its order.
+        comment: the character with which lines begin that are no records of its CSV files.
+        null: the texts in its CSV files that are null, besides the empty text.
+        decimal: the character before the decimals of numbers in its CSV files, `.` or `,`.
+        thousands: the character between the thousands of numbers in its CSV files, if any.
+        encoding: of its CSV files: UTF-8, UTF-16, or one in which each byte is a character. A file
+            that begins with a mark of UTF-8 or UTF-16 has that encoding.
         timezone: IANA name of the zone of times that have no offset, in files of any format.
             Timestamps of Parquet that are adjusted to UTC, and INT96, have one.
         ambiguous: what becomes of local times that the zone has twice, when clocks are set back, or
-            not at all, when they are set forward: `earlier` takes the earlier of two moments, or
-            the one after the change, with a warning; `raise` holds the file back.
+            not at all, when they are set forward: `earlier` and `later` take that one of two
+            moments, or the one after the change, with a warning; `raise` holds the file back.
         skew: by column of the staging, the share of a day's rows (0 to 1) beyond which a plan
             reports skew, see `table`.
         declared_in: the module that declares it; the calling module, if not given.
@@ -203,8 +235,16 @@ class Source:
     named: Mapping[Role, str] = field(default_factory=dict)
     delimiter: str = ","
     timezone: str = "UTC"
-    ambiguous: Literal["earlier", "raise"] = "earlier"
+    ambiguous: Literal["earlier", "later", "raise"] = "earlier"
     skew: Mapping[str, float] = field(default_factory=dict)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    quote: str = '"'
+    header: bool = True
+    comment: str = ""
+    null: Sequence[str] = ()
+    decimal: Literal[".", ","] = "."
+    thousands: str = ""
+    encoding: str = arguments.UTF_8
     declared_in: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -214,11 +254,17 @@ class Source:
         arguments.check_arguments(f"source {self.name}", self._declaration_arguments())
         call = f"Source({self.name!r}, {self.lines.__name__}"
         table_options.refuse_metadata(self.lines, call, ["key", "skew"])
+        lines, aliases = source_models.without_aliases(self.lines)
+        object.__setattr__(self, "lines", lines)
+        object.__setattr__(self, "rename", {**aliases, **self.rename})
         if wrong := table_options.wrong_model(self.lines):
             raise arguments.DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "null", tuple(self.null))
         object.__setattr__(self, "version_time", self.version_time or self.event_time)
         self._check_lines()
+        self._check_files()
+        self._check_renames()
 
     def _declaration_arguments(self) -> list[arguments.Argument]:
         """Return the arguments of the declaration, with the types that they must have."""
@@ -271,9 +317,7 @@ class Source:
             arguments.Argument(
                 "named", self.named, _is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'
             ),
-            arguments.Argument(
-                "delimiter", self.delimiter, _is_delimiter, "one ASCII character, as ;"
-            ),
+            *self._file_arguments(),
             arguments.Argument(
                 "timezone",
                 self.timezone,
@@ -283,10 +327,83 @@ class Source:
             arguments.Argument(
                 "ambiguous",
                 self.ambiguous,
-                lambda x: x in ("earlier", "raise"),
-                '"earlier" or "raise"',
+                lambda x: x in ("earlier", "later", "raise"),
+                '"earlier", "later" or "raise"',
             ),
         ]
+
+    def _file_arguments(self) -> list[arguments.Argument]:
+        """Return the arguments that say how files are written."""
+        thousands = ("", *_THOUSANDS)
+        suggestion = table_options.suggest_name(self.encoding, arguments.USUAL_ENCODINGS)
+        return [
+            arguments.Argument(
+                "rename",
+                self.rename,
+                arguments.mapping_of(arguments.is_name),
+                'fields by their names in the files, as {"Order Date": "ordered_at"}',
+            ),
+            arguments.Argument(
+                "delimiter", self.delimiter, _is_delimiter, "one ASCII character, as ;"
+            ),
+            arguments.Argument(
+                "quote", self.quote, lambda x: x == "" or _is_sign(x), "one ASCII character, as '"
+            ),
+            arguments.Argument("header", self.header, arguments.is_bool, "True or False"),
+            arguments.Argument(
+                "comment", self.comment, lambda x: x == "" or _is_sign(x), "one ASCII character: #"
+            ),
+            arguments.Argument(
+                "null", self.null, arguments.sequence_of(arguments.is_text), 'texts, as ["NULL"]'
+            ),
+            arguments.Argument("decimal", self.decimal, lambda x: x in (".", ","), '"." or ","'),
+            arguments.Argument(
+                "thousands", self.thousands, lambda x: x in thousands, f"one of {thousands}"
+            ),
+            arguments.Argument(
+                "encoding",
+                self.encoding,
+                arguments.is_encoding,
+                f"an encoding in which each byte is a character, or UTF-8 or UTF-16{suggestion}",
+            ),
+        ]
+
+    def _check_files(self) -> None:
+        """Raise if two options of CSV are the same character."""
+        signs = {
+            "delimiter": self.delimiter,
+            "quote": self.quote,
+            "comment": self.comment,
+            "decimal": self.decimal,
+        }
+        # Numbers in quotes may have the delimiter between their thousands.
+        of_numbers = {name: signs[name] for name in ("quote", "comment", "decimal")}
+        pairs = [*combinations(signs.items(), 2)]
+        pairs += [(("thousands", self.thousands), other) for other in of_numbers.items()]
+        if not self.quote:
+            pairs.append((("delimiter", self.delimiter), ("thousands", self.thousands)))
+        for (first, sign), (second, other) in pairs:
+            if sign and sign == other:
+                raise arguments.DeclarationError(
+                    f"source {self.name}: {first} and {second} are both {sign!r}"
+                    f"{_other_sign(first, second, sign)}"
+                )
+
+    def _check_renames(self) -> None:
+        """Raise if a name in the files stands for what is no field, or is one itself."""
+        lower_names = [name.lower() for name in self.rename]
+        own_names = {name.lower() for name in self.fields}
+        for name, renamed in self.rename.items():
+            problem = ""
+            if renamed not in self.fields:
+                suggestion = table_options.suggest_name(renamed, self.fields)
+                problem = f"is to be {renamed}, which is no field{suggestion}"
+            elif name.lower() in own_names:
+                problem = "is the name of a field itself: leave it out"
+            elif lower_names.count(name.lower()) > 1:
+                problem = "is there twice, in another case: leave one out, as both are found"
+            if problem:
+                raise arguments.DeclarationError(f"source {self.name}: rename: {name!r} {problem}")
 
     def _check_lines(self) -> None:
         """Raise if the lines' model lacks a field of the declaration, or has an impossible one."""
@@ -301,10 +418,9 @@ class Source:
                 raise declaration_error(
                     f"{name} is {kind.simpleString()}, which no field may be{_type_advice(kind)}"
                 )
-        typed_fields: list[tuple[str, type[T.DataType]]] = [
-            (self.event_time, T.TimestampType),
-            (self.version_time, T.TimestampType),
-            *([(self.amount, T.DecimalType)] if self.amount else []),
+        typed_fields: list[tuple[str, tuple[type[T.DataType], ...]]] = [
+            *((name, (T.TimestampType, T.DateType)) for name in self.times),
+            *([(self.amount, (T.DecimalType,))] if self.amount else []),
         ]
         for name in (*self.key, *(name for name, _ in typed_fields)):
             if name not in self.types:
@@ -313,11 +429,10 @@ class Source:
                 )
             if name != self.amount and name in self.may_be_null:
                 raise declaration_error(f"{name} may not be null")
-        for name, required in typed_fields:
-            if not isinstance(self.types[name], required):
-                raise declaration_error(
-                    f"{name} must be {required.__name__.removesuffix('Type').lower()}"
-                )
+        for name, allowed in typed_fields:
+            if not isinstance(self.types[name], allowed):
+                kinds = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in allowed)
+                raise declaration_error(f"{name} must be {kinds}")
         _ = self.staged  # checks that its columns can be watched for skew
 
     @cached_property
@@ -334,6 +449,21 @@ class Source:
     def fields(self) -> tuple[str, ...]:
         """The names of the fields, in the order of the model."""
         return tuple(self.types)
+
+    @property
+    def text_encoding(self) -> str:
+        """The encoding of its CSV files that have no mark, by its one name."""
+        return arguments.encoding_name(self.encoding)
+
+    @property
+    def times(self) -> tuple[str, str]:
+        """The names of the fields with the event time and the version time."""
+        return self.event_time, self.version_time
+
+    @cached_property
+    def dated_times(self) -> frozenset[str]:
+        """Those of the two fields that are dates."""
+        return frozenset(name for name in self.times if isinstance(self.types[name], T.DateType))
 
     @cached_property
     def may_be_null(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
+import pyspark.sql.types as T
 
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import (
@@ -19,7 +20,7 @@ from backfill_assets.calendar.reach import (
     Reach,
 )
 from backfill_assets.tables import arguments, table_options
-from backfill_assets.tables.columns import Forbidden
+from backfill_assets.tables.columns import Forbidden, holds_json
 from backfill_assets.tables.derived import (
     FIRST_FOR_DAY,
     FOR_DAY,
@@ -460,7 +461,7 @@ def _check_table(derived: Derived) -> Derived:
                 f"{derived.name}: there is no parameter {check.parameter}"
                 f"{table_options.suggest_name(check.parameter, derived.reads)}"
             )
-        if check.total not in derived.totals:
+        if check.total is not None and check.total not in derived.totals:
             raise arguments.DeclarationError(
                 f"{derived.name}: {check.total} is none of the totals ({list(derived.totals)})"
             )
@@ -470,12 +471,8 @@ def _check_table(derived: Derived) -> Derived:
                 f"{derived.name}: {source.name} has no column {check.column}"
                 f"{table_options.suggest_name(check.column, source.columns)}"
             )
-        if check.column and (
-            problem := table_options.wrong_sum(source.columns[check.column].dtype.type)
-        ):
-            raise arguments.DeclarationError(
-                f"{derived.name}: {source.name}.{check.column} is conserved and {problem}"
-            )
+        if check.column and not _counts_items(source, check.column):
+            _check_conserved_sum(derived, source, check.column, check.total)
     _check_answers(derived)
     _check_grain(derived)
     input_columns = {
@@ -494,6 +491,26 @@ def _check_table(derived: Derived) -> Derived:
                 f"{derived.name}: {column} cannot be made of {name}.{other}"
             )
     return derived
+
+
+def _counts_items(source: Table, column: str) -> bool:
+    """Whether a column of a source's table holds JSON, whose items are conserved."""
+    fields = source.source.columns if isinstance(source, SourceTable) else {}
+    return column in fields and holds_json(fields[column])
+
+
+def _check_conserved_sum(derived: Derived, source: Table, column: str, total: str | None) -> None:
+    """Raise if a column has no sum, or none that can be a number of rows."""
+    kind = source.columns[column].dtype.type
+    if problem := table_options.wrong_sum(kind):
+        raise arguments.DeclarationError(
+            f"{derived.name}: {source.name}.{column} is conserved and {problem}"
+        )
+    if total is None and not isinstance(kind, T.IntegralType):
+        raise arguments.DeclarationError(
+            f"{derived.name}: the rows of a day are to be as many as {source.name}.{column} adds "
+            "up to, which is no whole number: name a total, too"
+        )
 
 
 def _check_answers(derived: Derived) -> None:

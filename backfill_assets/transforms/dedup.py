@@ -7,7 +7,7 @@ The rule is SQL text, which any engine can run. The columns of a line are its fi
 `event_date`, see `with_event_day`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 
 from pyspark.sql import Column, DataFrame
@@ -26,11 +26,52 @@ SUPERSEDED = "_superseded"
 #: day, and with everything known now.
 _SUPERSEDED_IN_WINDOW = "_superseded_in_window"
 _SUPERSEDED_NOW = "_superseded_now"
+#: The column of `with_event_day` with the moment at which a date begins in the business time zone,
+#: if one of event and version time is a date and the other a timestamp.
+_BEGIN_OF_DATE = "_begin_of_date"
 
 
 def business_day(moment: Column, timezone: str) -> Column:
     """The calendar day of a timestamp in the business time zone."""
     return F.to_date(F.from_utc_timestamp(moment, timezone))
+
+
+#: The value of a field in its type, by its name.
+FieldColumn = Callable[[str], Column]
+
+
+def _time_day(source: Source, name: str, timezone: str, field_column: FieldColumn) -> Column:
+    """The day of an event time or version time; a date is that day in every zone."""
+    time = field_column(name)
+    return time if name in source.dated_times else business_day(time, timezone)
+
+
+def event_day(source: Source, timezone: str, field_column: FieldColumn = F.col) -> Column:
+    """The day of the event."""
+    return _time_day(source, source.event_time, timezone, field_column)
+
+
+def version_day(source: Source, timezone: str, field_column: FieldColumn = F.col) -> Column:
+    """The day of the later one of event time and version time."""
+    if source.dated_times:
+        days = (_time_day(source, name, timezone, field_column) for name in source.times)
+        return F.greatest(*days)
+    return business_day(F.greatest(*map(field_column, source.times)), timezone)
+
+
+def compared_times(source: Source) -> list[str]:
+    """The columns of `with_event_day` whose later one is the time of a version, event time first.
+
+    They are of one type: a date beside a timestamp is replaced by the moment at which it begins.
+    """
+    is_mixed = len({type(source.types[name]) for name in source.times}) > 1
+    replaced = source.dated_times if is_mixed else frozenset()
+    return [_BEGIN_OF_DATE if name in replaced else name for name in source.times]
+
+
+def version_columns(source: Source) -> list[str]:
+    """The columns of `with_event_day` that decide which version counts: those of staging first."""
+    return [*dict.fromkeys([*source.staged.columns, *compared_times(source)])]
 
 
 def line_amount(source: Source) -> Column:
@@ -44,10 +85,9 @@ def greatest_first(source: Source, *partition: str) -> str:
     The first one of a key counts. The fields that are neither key nor time come last, in reverse
     order; they only make the order of the same lines deterministic.
     """
-    times = (source.event_time, source.version_time)
-    others = [name for name in source.fields if name not in (*source.key, *times)]
-    names = ["log_date", *times, *reversed(others)]
-    values = [f"greatest({_quote_names(times)})", *map(quote_name, names)]
+    others = [name for name in source.fields if name not in (*source.key, *source.times)]
+    names = ["log_date", *source.times, *reversed(others)]
+    values = [f"greatest({_quote_names(compared_times(source))})", *map(quote_name, names)]
     order = ", ".join(f"{value} DESC NULLS LAST" for value in values)
     return f"PARTITION BY {_quote_names(partition)} ORDER BY {order}"
 
@@ -98,8 +138,12 @@ def is_latest(versions: str, window_days: int, *, corrects: bool) -> str:
 
 
 def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
-    """The raw log with the column `event_date`, the business day of the event."""
-    return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
+    """The raw log with the column `event_date`, the day of the event."""
+    columns = {"event_date": event_day(source, timezone)}
+    if _BEGIN_OF_DATE in compared_times(source):
+        (name,) = source.dated_times
+        columns[_BEGIN_OF_DATE] = F.to_utc_timestamp(F.col(name).cast("timestamp"), timezone)
+    return raw.withColumns(columns)
 
 
 def rank_lines(raw: DataFrame, source: Source, window_days: int, *, corrects: bool) -> DataFrame:
@@ -110,7 +154,7 @@ def rank_lines(raw: DataFrame, source: Source, window_days: int, *, corrects: bo
     """
     versions = greatest_first(source, *source.key)
     return raw.select(
-        *source.staged.columns,
+        *version_columns(source),
         F.expr(is_superseded(versions, window_days)).alias(_SUPERSEDED_IN_WINDOW),
         (~F.expr(is_latest(versions, window_days, corrects=corrects))).alias(_SUPERSEDED_NOW),
     )

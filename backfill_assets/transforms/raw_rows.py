@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import cached_property, reduce
+from typing import Any
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -21,7 +22,7 @@ from backfill_assets.spark.frames import create_frame, exact_sums
 from backfill_assets.tables.columns import sql_conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets.transforms.dedup import business_day
+from backfill_assets.transforms.dedup import business_day, version_day
 
 #: Why a line is rejected; null for an accepted one. Like `TEXT`, no source has such a field.
 REASON = "_reason"
@@ -65,21 +66,44 @@ def is_ambiguous(text: Column, moment: Column, timezone: str) -> Column:
     A date alone is not ambiguous. `moment` is the result of `parse_timestamp`: when clocks are set
     back, the earlier of two moments; when they are set forward, as much later as they are.
     """
+    change, _, is_twice = _clock_change(moment, timezone)
+    minutes = F.translate(F.substring(text, 1, 16), "T", " ")
+    local = F.from_utc_timestamp(moment, timezone)
+    is_skipped = F.date_format(local, "yyyy-MM-dd HH:mm") != minutes
+    # Only near a change of the clocks: the pattern and the format take time.
+    return F.when(change != 0, _has_local_time(text) & (is_twice | is_skipped)).otherwise(False)
+
+
+def later_moment(text: Column, moment: Column, timezone: str) -> Column:
+    """Return the later one of two moments with the local time of a text; else the moment itself.
+
+    `moment` is the result of `parse_timestamp`.
+    """
+    change, later, is_twice = _clock_change(moment, timezone)
+    is_later = (change != 0) & _has_local_time(text) & is_twice
+    return F.when(is_later, F.timestamp_micros(later)).otherwise(moment)
+
+
+def _has_local_time(text: Column) -> Column:
+    """Return whether a text has a time of day without an offset."""
+    return (F.length(text) > 10) & ~text.rlike(_OFFSET)
+
+
+def _clock_change(moment: Column, timezone: str) -> tuple[Column, Column, Column]:
+    """Return by how much the clocks of a zone change near a moment, in microseconds.
+
+    With it, the moment that much later, and whether both have the same local time.
+    """
 
     def local_micros(micros: Column) -> Column:
         return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(micros), timezone))
 
-    micros, local = F.unix_micros(moment), F.from_utc_timestamp(moment, timezone)
-    # The offsets from UTC, in microseconds, a day before and after.
+    micros = F.unix_micros(moment)
+    # The offsets from UTC, a day before and after.
     before = local_micros(micros - _DAY_MICROS) - (micros - _DAY_MICROS)
     after = local_micros(micros + _DAY_MICROS) - (micros + _DAY_MICROS)
-    second_moment = micros + before - after
-    is_twice = (before > after) & (local_micros(second_moment) == F.unix_micros(local))
-    minutes = F.translate(F.substring(text, 1, 16), "T", " ")
-    is_skipped = F.date_format(local, "yyyy-MM-dd HH:mm") != minutes
-    has_local_time = (F.length(text) > 10) & ~text.rlike(_OFFSET)
-    # Only near a change of the clocks: the pattern and the format take time.
-    return F.when(before != after, has_local_time & (is_twice | is_skipped)).otherwise(False)
+    later = micros + before - after
+    return before - after, later, (before > after) & (local_micros(later) == local_micros(micros))
 
 
 def _parse_rare_timestamp(text: Column) -> Column:
@@ -212,13 +236,12 @@ def _describe_form(kind: T.DataType) -> str:
     return _FORMS[type(kind)]
 
 
-def _parse_field(source: Source, name: str, text: Column) -> Column:
-    """Return the value of a field; null if the text is no such value."""
-    kind = source.types[name]
+def parse_text(text: Column, kind: T.DataType, timezone: str) -> Column:
+    """Return the value of a field of a type; null if the text is no such value."""
     if isinstance(kind, T.DecimalType):
         return parse_decimal(text, kind)
     if isinstance(kind, T.TimestampType):
-        return parse_timestamp(text, source.timezone)
+        return parse_timestamp(text, timezone)
     return _PARSERS[type(kind)](text)
 
 
@@ -259,29 +282,32 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
             for name in source.fields
         ],
     )
+    local_times = [
+        name
+        for name, kind in source.types.items()
+        if isinstance(kind, T.TimestampType)
+        and name not in typed_fields
+        and source.timezone != "UTC"
+    ]
     values = {}
     for name in source.fields:
         if name in typed_fields:
             values[name] = null_if_out_of_range(F.col(_landed_column(name)), source.types[name])
         elif name not in verbatim:
-            values[name] = _parse_field(source, name, F.col(_landed_column(name)))
+            text = F.col(_landed_column(name))
+            values[name] = parse_text(text, source.types[name], source.timezone)
+            if name in local_times and source.ambiguous == "later":
+                values[name] = later_moment(text, values[name], source.timezone)
     frame = frame.withColumns(values)
-    event_time = F.col(source.event_time)
-    version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
-    ahead = F.datediff(version_day, "arrival_date")
+    ahead = F.datediff(version_day(source, timezone), "arrival_date")
     reason = F.coalesce(
         F.col(PROBLEM),
         *_field_reasons(source, verbatim, typed_fields),
-        F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
+        F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
-    ambiguous = [
-        is_ambiguous(F.col(_landed_column(name)), F.col(name), source.timezone)
-        for name, kind in source.types.items()
-        if isinstance(kind, T.TimestampType) and name not in typed_fields
-        if source.timezone != "UTC"
-    ]
+    ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
     return frame.select(
         F.when(
             F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
@@ -296,6 +322,14 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     )
 
 
+def _has_ambiguous_time(source: Source, name: str) -> Column:
+    """Return whether the local time that landed of a field is ambiguous."""
+    text, moment = F.col(_landed_column(name)), F.col(name)
+    if source.ambiguous == "later":
+        moment = parse_timestamp(text, source.timezone)
+    return is_ambiguous(text, moment, source.timezone)
+
+
 def _landed_column(name: str) -> str:
     """Return the name of the column with a field's text, or its value as it landed."""
     return f"_field_{name}"
@@ -303,20 +337,25 @@ def _landed_column(name: str) -> str:
 
 def _field_reasons(source: Source, verbatim: set[str], typed_fields: set[str]) -> Iterator[Column]:
     """Yield why a line's fields are invalid, in the order of the fields."""
-    for name in source.fields:
-        value = F.col(name)
-        landed = value if name in verbatim else F.col(_landed_column(name))
-        null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
-        reason = F.when(landed.isNull(), null)
-        if name not in verbatim:
-            kind = source.types[name]
-            if isinstance(kind, T.DecimalType) and name not in typed_fields:
-                reason = reason.when(*_surplus_decimals(name, landed, value, kind))
-            reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
-        # A row that violates Delta's CHECK constraint would fail the whole run.
-        for rule in sql_conditions(name, source.columns[name]).values():
-            reason = reason.when(~F.expr(rule), f"bad {name}")
-        yield reason
+    for name, column in source.columns.items():
+        landed = F.col(name if name in verbatim else _landed_column(name))
+        yield field_reason(name, column, landed, is_text=name not in typed_fields)
+
+
+def field_reason(name: str, column: Any, landed: Column, *, is_text: bool) -> Column:
+    """Return why a field is invalid, by its pandera column; null if it is valid.
+
+    `landed` is what landed of it, and whether that is text; the column of its name has the value.
+    """
+    value, kind = F.col(name), column.dtype.type
+    reason = F.when(landed.isNull(), F.lit(None if column.nullable else f"missing {name}"))
+    if isinstance(kind, T.DecimalType) and is_text:
+        reason = reason.when(*_surplus_decimals(name, landed, value, kind))
+    reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
+    # A row that violates Delta's CHECK constraint would fail the whole run.
+    for rule in sql_conditions(name, column).values():
+        reason = reason.when(~F.expr(rule), f"bad {name}")
+    return reason
 
 
 def _surplus_decimals(
@@ -328,8 +367,11 @@ def _surplus_decimals(
     return value.isNull() & _is_decimal(text) & (decimals > kind.scale), reason
 
 
-def _before_all_days(moment: Column, timezone: str) -> Column:
-    """Return whether the business day lies in the year 0, which no Python date can hold."""
+def _before_all_days(source: Source, timezone: str) -> Column:
+    """Return whether the event day lies in the year 0, which no Python date can hold."""
+    if source.event_time in source.dated_times:
+        return F.lit(False)  # the parser of dates accepts none of it
+    moment = F.col(source.event_time)
     first_hours = moment < F.lit("0001-01-02").cast("timestamp")
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
@@ -535,8 +577,8 @@ def rows_to_retain(
     )
     elsewhere = F.lit(False)
     if table is source.raw:
-        version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
-        elsewhere = F.greatest("arrival_date", version_day) != F.col("log_date")
+        log_day = F.greatest(F.col("arrival_date"), version_day(source, timezone))
+        elsewhere = log_day != F.col("log_date")
     return rows.select(*table.columns, elsewhere.alias("_elsewhere"))
 
 
