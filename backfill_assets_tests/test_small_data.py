@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,24 @@ def test_few_rows_have_a_session_of_their_own(engine: Engine, spark: SparkSessio
     # All other settings are those of the deployment.
     for name in ("spark.sql.session.timeZone", "spark.sql.parquet.columnarReaderBatchSize"):
         assert session.conf.get(name) == spark.conf.get(name)
+
+
+def test_spark_describes_no_stack_of_its_own_in_any_thread(engine: Engine, spark: SparkSession):
+    """Of each RDD that it plans, and nobody reads it. The line in Python is told all the same."""
+
+    def describe_stage(rows: int) -> tuple[str, str]:
+        session = engine.session_for_rows(rows)
+        session.range(1).collect()
+        tracker = session.sparkContext.statusTracker()
+        job = max(tracker.getJobIdsForGroup(None))
+        stage = (
+            session._jsc.sc().statusStore().lastStageAttempt(tracker.getJobInfo(job).stageIds[0])
+        )
+        return stage.details(), stage.name().partition(":")[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        for rows in (1, SMALL_DATA_ROWS + 1):
+            assert pool.submit(describe_stage, rows).result() == ("", f"collect at {__file__}")
 
 
 @pytest.mark.parametrize("name", [SHUFFLE_PARTITIONS, ADAPTIVE_EXECUTION])
