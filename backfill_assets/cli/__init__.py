@@ -8,7 +8,7 @@ so that help and completion are quick. Another package adds a command by an entr
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -105,7 +105,8 @@ class _LazyCommands(click.Group):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, names in {**_FAMILIES, "Of other packages": added_commands()}.items():
+        families: dict[str, Iterable[str]] = {**_FAMILIES, "Of other packages": added_commands()}
+        for heading, names in families.items():
             rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
             if rows:
                 with formatter.section(heading):
