@@ -116,6 +116,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, de
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m backfill_assets_tests.typed_project
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/deptry backfill_assets backfill_assets_guide
 	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004

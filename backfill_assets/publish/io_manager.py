@@ -339,7 +339,7 @@ MODEL = "backfill_assets/model"
 
 @table_options.takes_options("publishes")
 def publishes(
-    model: type[pa.DataFrameModel],
+    model: "type[pa.DataFrameModel[Any]]",
     *,
     partition: str,
     key: Sequence[str] | None = None,

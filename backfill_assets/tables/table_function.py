@@ -196,7 +196,7 @@ _PAIR = 2
 
 @table_options.takes_options("@table")
 def table(
-    model: type[pa.DataFrameModel],
+    model: "type[pa.DataFrameModel[Any]]",
     *,
     partition: str,
     key: Sequence[str] | None = None,
@@ -278,7 +278,7 @@ def version_of(
     other: Derived,
     number: int,
     *,
-    model: type[pa.DataFrameModel] | None = None,
+    model: "type[pa.DataFrameModel[Any]] | None" = None,
     partition: str | None = None,
     key: Sequence[str] | None = None,
     totals: Sequence[str] | None = None,

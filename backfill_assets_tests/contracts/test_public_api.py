@@ -16,6 +16,7 @@ import backfill_assets
 from backfill_assets.calendar.reach import Reach
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.typed_project import EVERY_NAME
 
 
 def test_public_api(snapshot):
@@ -35,6 +36,27 @@ def test_an_exported_name_is_known_to_type_checkers_and_on_the_page():
         assert re.search(rf"^Import .*`{name}`.* from `backfill_assets`", section, re.M), name
         members = re.search(r"members: \[(.*)\]", section)
         assert members is None or name in members[1].split(", "), name
+
+
+def test_the_project_that_is_type_checked_has_every_name_and_argument():
+    tree = ast.parse(EVERY_NAME.read_text())
+    imported = {
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "backfill_assets"
+        for alias in node.names
+    }
+    assert imported == {*backfill_assets.__all__}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for function in (backfill_assets.table, backfill_assets.version_of, backfill_assets.publishes):
+        given = {
+            keyword.arg
+            for call in calls
+            if ast.unparse(call.func) == function.__name__
+            for keyword in call.keywords
+        }
+        parameters = inspect.signature(function).parameters.values()
+        assert given >= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def names_for_type_checkers() -> Iterator[tuple[str, str]]:

@@ -636,7 +636,7 @@ def test_workers_under_skew_by_keyboard(browser, site):
     page.press_at("Workers", *[Keys.ARROW_RIGHT] * 4)
     assert "the longest of 8 worker(s)" in page.status_text
     assert "4.9 times the even share." in page.status_text
-    page.choose_option("Query", "as_of, salted")
+    page.choose_option("Query", "as_of_join, salted")
     assert "Orders are read 2 time(s), 15 row(s) of customers are copied." in page.status_text
     page.press_at("Rows of one customer (%)", Keys.END)
     page.press_at("Rows of no customer (%)", Keys.HOME)

@@ -7,9 +7,9 @@
 export const FORMS = {
   plain: "join, plain",
   adaptive: "join, adaptive execution",
-  as_of: "as_of, adaptive execution",
-  nulls: "as_of, nulls isolated",
-  salted: "as_of, salted",
+  as_of: "as_of_join, adaptive execution",
+  nulls: "as_of_join, nulls isolated",
+  salted: "as_of_join, salted",
   sums: "sums by customer",
 };
 
