@@ -61,7 +61,7 @@ from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import nullable_column
-from backfill_assets.tables.derived import Reads
+from backfill_assets.tables.derived import Reads, conserves_total, current_table
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table_function import table

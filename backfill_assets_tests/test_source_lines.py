@@ -26,7 +26,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, explode_json, table
+from backfill_assets import Reads, conserves_total, explode_json, table
 from backfill_assets.assets.derived import derived_expectations
 from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.calendar.partitions import Window

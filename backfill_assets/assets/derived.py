@@ -21,7 +21,7 @@ from backfill_assets.assets.input_frames import (
     repeated_key_problems,
     sums_by_day,
 )
-from backfill_assets.assets.log_lines import LogLines
+from backfill_assets.assets.staging import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy

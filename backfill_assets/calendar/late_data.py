@@ -49,6 +49,15 @@ class ArrivalDays:
             return cls((frozenset(arrives_on).__contains__,))
         raise ValueError(f"{arrives_on!r} names no days")
 
+    @classmethod
+    def can_parse(cls, arrives_on: Any) -> bool:
+        """Whether a value names days, as `parse` takes them."""
+        try:
+            cls.parse(arrives_on)
+        except Exception:  # noqa: BLE001 - a function of the project may raise anything
+            return False
+        return True
+
     def __contains__(self, day: date) -> bool:
         return all(rule(day) for rule in self.rules)
 

@@ -121,9 +121,9 @@ def conserves_total(
 ) -> Conserved:
     """A check: the day's sum of `total`, or its row count, is that of an input.
 
-    `conserves_total("lines")` is for a table whose rows are those of the input: a day has as many. If
-    several checks name the same total, or none, the day must have the sum of their values. A day
-    that fails is not published.
+    `conserves_total("lines")` is for a table whose rows are those of the input: a day has as many.
+    If several checks name the same total, or none, the day must have the sum of their values. A
+    day that fails is not published.
 
     Args:
         parameter: the name of the input's parameter.

@@ -78,15 +78,6 @@ def _is_delimiter(value: object) -> bool:
     return value == "\t" or (value.isprintable() and not value.isalnum() and value not in '" ')
 
 
-def _is_arrival_days(value: Any) -> bool:
-    """Whether a value says on which days folders arrive."""
-    try:
-        ArrivalDays.parse(value)
-    except Exception:  # noqa: BLE001 - a function of the project may raise anything
-        return False
-    return True
-
-
 def _is_sign(value: object) -> bool:
     """Whether a character can be around text or before a comment: nothing begins with it else."""
     return value == '"' or (_is_delimiter(value) and value not in ("\t", "\\", "+", "-", ".", "_"))
@@ -309,7 +300,7 @@ class Source:
             arguments.Argument(
                 "arrives_on",
                 self.arrives_on,
-                _is_arrival_days,
+                ArrivalDays.can_parse,
                 'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a '
                 "date to True or False",
             ),

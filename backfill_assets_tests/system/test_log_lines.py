@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backfill_assets.assets import staging
-from backfill_assets.assets.log_lines import _is_shared
+from backfill_assets.assets.staging import _is_shared
 from backfill_assets.calendar.partitions import DaySet
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ExternalCommit
