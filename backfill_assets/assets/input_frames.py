@@ -342,7 +342,7 @@ def explode_json(
     check_arguments("explode_json", [model_argument(model, "model"), *arguments])
     items, aliases = without_aliases(model)
     _raise_if_wrong(frame, column, items, [number, problem])
-    fields = dict(items.to_schema().columns)
+    fields: dict[str, Any] = dict(items.to_schema().columns)
     others = [name for name in frame.columns if name != column]
     rows = _item_rows(frame, column, number)
     file_names = {name: alias for alias, name in aliases.items()}
