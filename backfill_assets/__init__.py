@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING
 from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
+    from backfill_assets.assets.input_frames import explode_json
     from backfill_assets.calendar.reach import (
         MONTH,
         PREVIOUS_DAY,
@@ -138,6 +139,7 @@ _MODULES = {
     "json_text": "tables.columns",
     "nullable": "tables.columns",
     "added": "tables.columns",
+    "explode_json": "assets.input_frames",
 }
 __all__ = [
     "CURRENT",
@@ -171,6 +173,7 @@ __all__ = [
     "corrections",
     "current",
     "delta_io_manager",
+    "explode_json",
     "following_days",
     "forbids",
     "json_text",

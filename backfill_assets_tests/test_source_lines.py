@@ -14,6 +14,8 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 import pandera.pyspark as pa
 import pyarrow as arrow
@@ -21,8 +23,11 @@ import pyarrow.parquet as pq
 import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets import Reads, conserves, explode_json, table
+from backfill_assets.assets.derived import derived_expectations
 from backfill_assets.assets.raw_rows import (
     accepted_rows,
     count_lines_by_file,
@@ -30,7 +35,9 @@ from backfill_assets.assets.raw_rows import (
     read_versions,
     rejected_rows,
 )
+from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
 from backfill_assets.landing.formats import (
@@ -41,8 +48,10 @@ from backfill_assets.landing.formats import (
 )
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import holds_json, json_text, nullable
 from backfill_assets.tables.sources import Source
+from backfill_assets_tests.helpers.invented_logs import ledger
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"
@@ -712,6 +721,112 @@ def test_dialects_of_csv_and_other_names(spark, tmp_path: Path, source: Source) 
     assert outcomes == expected
     counts = {name.rpartition("/")[2]: count for name, count in files.line_counts.items()}
     assert counts == {name: len(outcome) for name, outcome in outcomes.items()}
+
+
+class TicketLine(pa.DataFrameModel):
+    """A ticket of a cash desk, with the items that it lists."""
+
+    ticket: T.StringType = Field(description="Ticket.")
+    at: T.DateType = Field(description="Its day.")
+    items: T.StringType = json_text("What was bought.", optional=True)
+
+
+TICKETS = Source("tickets", TicketLine, key=["ticket"], event_time="at")
+
+
+class Item(pa.DataFrameModel):
+    """An item of a ticket."""
+
+    sku: T.StringType = Field(description="What.")
+    pieces: T.LongType = Field(ge=1, description="How many.")
+    price: T.DecimalType(8, 2) = nullable(1.0, 1.0, "For one.")  # type: ignore[valid-type]
+    best_before: T.DateType = nullable(1.0, 1.0, "When it is to be eaten.")
+    unit: T.StringType = Field(alias="Unit of sale", nullable=True, description="Unit.")
+    more: T.StringType = json_text("Anything else.", optional=True)
+
+
+class TicketItem(pa.DataFrameModel):
+    """An item, or the reason why it is none."""
+
+    run_date: T.DateType = Field(description="Day.")
+    ticket: T.StringType = Field(description="Ticket.")
+    item_number: T.LongType = Field(description="Place of the item.")
+    sku: T.StringType = nullable(0.01, 0.1, "What.")
+    item_problem: T.StringType = nullable(1.0, 1.0, "Why it is rejected.")
+
+
+@table(
+    TicketItem,
+    partition="run_date",
+    key=["ticket", "item_number"],
+    counts={"rejected_items": "item_problem IS NOT NULL"},
+    checks=[conserves("tickets", "items")],
+)
+def ticket_items(tickets: Annotated[DataFrame, Reads(TICKETS.staged)]) -> DataFrame:
+    items = explode_json(tickets, "items", Item).withColumnRenamed("for_day", "run_date")
+    return items.select(*TicketItem.to_schema().columns)
+
+
+# The text of an array; by item, its values, or why it has none.
+ARRAYS = [
+    ('[{"sku": "a", "pieces": 2, "price": 1.50, "Unit of sale": "kg", "more": {"x": [1]}}]', [("a", 2, Decimal("1.50"), None, "kg", '{"x":[1]}')]),
+    ('[{"sku": 12345678901234567890, "pieces": "3", "price": "-0.5", "best_before": "2024-02-29"}]', [("12345678901234567890", 3, Decimal("-0.50"), date(2024, 2, 29), None, None)]),
+    ('[{"sku": "a", "pieces": 1}, {"sku": "b"}, 5, null, {"sku": "d", "pieces": 4}]', [("a", 1, None, None, None, None), "missing pieces", "not a JSON object", "not a JSON object", ("d", 4, None, None, None, None)]),
+    ('[{"sku": true, "pieces": 1}]', ["bad sku: not a string"]),
+    ('[{"sku": 1.5, "pieces": 1}]', ["bad sku: not a string"]),
+    ('[{"sku": "a", "pieces": 0}]', ["bad pieces"]),
+    ('[{"sku": "a", "pieces": 1.5}]', ["bad pieces: not a whole number of 64 bits"]),
+    ('[{"sku": "a", "pieces": 1, "price": 1.555}]', ["bad price: 3 decimals, 2 are kept"]),
+    ('[{"sku": "a", "pieces": 1, "best_before": "29.2.2024"}]', ["bad best_before: not a date as 2024-01-31"]),
+    ('[{"sku": "a", "sku": "b", "pieces": 1}, {"sku": "c", "pieces": 1}]', ["in an array in which a key is there twice in an item"] * 2),
+    ('{"sku": "a", "pieces": 1}', ["not a JSON array"]),
+    ('"text"', ["not a JSON array"]),
+    ("[]", []),
+    (" [ ] ", []),
+    (None, []),
+]  # fmt: skip
+
+
+def test_items_of_arrays_are_rows_and_none_is_lost(spark) -> None:
+    rows = [(str(n), text) for n, (text, _) in enumerate(ARRAYS)]
+    frame = spark.createDataFrame(rows, "ticket STRING, items STRING").withColumns(
+        {"at": F.lit(DAY), "event_date": F.lit(DAY), "for_day": F.lit(DAY), "log_date": F.lit(DAY)}
+    )
+    found = explode_json(frame, "items", Item).drop("at", "event_date", "for_day", "log_date")
+    expected = {
+        (str(n), place): item
+        for n, (_, items) in enumerate(ARRAYS)
+        for place, item in enumerate(items, 1)
+    }
+    outcomes = {(t, n): problem or tuple(values) for t, n, *values, problem in found.collect()}
+    assert outcomes == expected
+    # Of an item that is rejected, nothing is left that could be summed.
+    rejected = found.where("item_problem IS NOT NULL").select("sku", "pieces", "price").distinct()
+    assert [tuple(row) for row in rejected.collect()] == [(None,) * 3]
+    # The table has as many rows as there are items, by a count of its own.
+    unpublished = TableSnapshot(ledger(TICKETS.staged), needs_same_day=True, read=frame.where)
+    inputs = ({"tickets": unpublished}, {"tickets": frame})
+    window = Window(DAY, DAY + timedelta(days=1))
+    expectation = derived_expectations(ticket_items, *inputs, window)[DAY]
+    assert expectation.rows == len(expected)
+    counts = {name: str(condition) for name, condition in ticket_items.counts.items()}
+    metrics = measure_days(ticket_items(frame), ticket_items, kinds=counts)[DAY]
+    count = sum(isinstance(outcome, str) for outcome in expected.values())
+    assert (metrics.rows, metrics.kinds) == (len(expected), {"rejected_items": count})
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "reason"),
+    [
+        ("item", {}, "no column item; did you mean 'items'"),
+        ("items", {"number": "SKU"}, "both have sku: rename one of them"),
+        ("items", {"problem": "ticket"}, "both have ticket"),
+        ("items", {"number": "a b"}, "number is 'a b': give a name"),
+    ],
+)
+def test_items_that_cannot_be_columns_are_refused(column: str, names: dict, reason: str) -> None:
+    with pytest.raises(DeclarationError, match=reason):
+        explode_json(SimpleNamespace(columns=["ticket", "items"]), column, Item, **names)
 
 
 class Reading(pa.DataFrameModel):

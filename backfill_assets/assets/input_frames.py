@@ -1,4 +1,4 @@
-"""Input frames of a step: the rows of inputs for each day, and the answers of services."""
+"""Input frames of a step: rows of inputs for each day, items of arrays, answers of services."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
+import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backfill_assets.assets.raw_rows import field_reason, parse_text
 from backfill_assets.audit.verdicts import Expectation, total_value
 from backfill_assets.calendar.partitions import DAY, Grain, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
@@ -24,6 +26,8 @@ from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.types import CALLS_TAG, launched_by
 from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.tables import unpartitioned
+from backfill_assets.tables.arguments import Argument, DeclarationError, check_arguments, is_name
+from backfill_assets.tables.columns import count_items, holds_json
 from backfill_assets.tables.derived import (
     FIRST_FOR_DAY,
     FOR_DAY,
@@ -32,8 +36,10 @@ from backfill_assets.tables.derived import (
     Reads,
     carries_state,
 )
-from backfill_assets.tables.sources import SourceTable
+from backfill_assets.tables.source_models import without_aliases
+from backfill_assets.tables.sources import FIELD_TYPES, SourceTable
 from backfill_assets.tables.table import SchemaError
+from backfill_assets.tables.table_options import model_argument, suggest_name, wrong_model
 from backfill_assets.transforms.dedup import as_known, with_event_day
 from backfill_assets.transforms.rolling import repeat_for_each_day
 
@@ -448,3 +454,145 @@ def _unanswered_message(
     more = f"; and {len(reasons) - _REASONS} other reasons" if len(reasons) > _REASONS else ""
     many = "request has" if len(unanswered) == 1 else "requests have"
     return f"{lookup.name}: {len(unanswered):,} of {count:,} {many} no answer: {reason_texts}{more}"
+
+
+# --- items of arrays ------------------------------------------------------------------------------
+
+_ARRAY, _ITEM = "_array", "_item"
+
+
+def explode_json(
+    frame: DataFrame,
+    column: str,
+    model: type[pa.DataFrameModel],
+    *,
+    number: str = "item_number",
+    problem: str = "item_problem",
+    timezone: str = "UTC",
+) -> DataFrame:
+    """The items of arrays in JSON text, a row each: for a column that `json_text` declares.
+
+    No item is lost. One that is not as the model says has null in all fields, and the reason in the
+    column `problem`; a text that is no array is one such row. So the fields are nullable in the
+    model of the table, with bounds on the share of such items. `counts` tells their number, and
+    `conserves` checks that a day has as many rows as its input has items::
+
+        @table(
+            TicketItem,
+            partition="run_date",
+            key=["ticket_id", "item_number"],
+            counts={"rejected_items": "item_problem IS NOT NULL"},
+            checks=[conserves("tickets", "items")],
+        )
+        def ticket_items(tickets: Annotated[DataFrame, Reads(TICKETS.staged)]) -> DataFrame:
+            items = explode_json(tickets, "items", Item)
+            return items.withColumnRenamed("for_day", "run_date").select(*COLUMNS)
+
+    Args:
+        frame: the rows.
+        column: the column with the arrays. Null and an empty array have no items.
+        model: the pandera model of an item, with the types that a source's lines may have. A field
+            is found by its name in the item, or by its `alias`.
+        number: the name of the column with the number of an item in its array, from 1.
+        problem: the name of the column with the reason why an item is not as the model says; null
+            if it is.
+        timezone: IANA name of the zone of times that have no offset.
+
+    Returns:
+        The columns of the frame without `column`, then `number`, the fields, and `problem`.
+
+    Raises:
+        DeclarationError: the frame has no such column, a name is there twice, or the model has a
+            type that no field of a line may have.
+    """
+    own_names = {"number": number, "problem": problem}
+    arguments = [Argument(*pair, is_name, "a name") for pair in own_names.items()]
+    check_arguments("explode_json", [model_argument(model, "model"), *arguments])
+    items, aliases = without_aliases(model)
+    _raise_if_wrong(frame, column, items, [number, problem])
+    fields: dict[str, Any] = dict(items.to_schema().columns)
+    others = [name for name in frame.columns if name != column]
+    rows = _item_rows(frame, column, number)
+    file_names = {name: alias for alias, name in aliases.items()}
+    texts = {name: _field_text(file_names.get(name, name)) for name in fields}
+    rows = rows.withColumns({f"_text_{name}": value for name, value in texts.items()})
+    kinds = {name: declared.dtype.type for name, declared in fields.items()}
+    values = {
+        name: text if _is_plain_text(fields[name]) else parse_text(text, kinds[name], timezone)
+        for name, text in ((name, F.col(f"_text_{name}")) for name in fields)
+    }
+    rows = rows.withColumns(values)
+    reasons = [_field_problem(n, file_names.get(n, n), fields[n]) for n in fields]
+    not_taken_apart = (
+        F.when(~F.col(_ARRAY), "not a JSON array")
+        .when(F.col(_ITEM).isNull(), "in an array in which a key is there twice in an item")
+        .when(~F.schema_of_variant(_ITEM).startswith("OBJECT"), "not a JSON object")
+    )
+    rows = rows.withColumn(problem, F.coalesce(not_taken_apart, *reasons))
+    return rows.select(
+        *others,
+        number,
+        *(F.when(F.col(problem).isNull(), F.col(name)).alias(name) for name in fields),
+        problem,
+    )
+
+
+def _item_rows(frame: DataFrame, column: str, number: str) -> DataFrame:
+    """A row for each item, as a VARIANT; it is null if its text could not be taken apart."""
+    text = F.col(column)
+    array = F.try_variant_get(F.try_parse_json(text), F.lit("$"), "array<variant>")
+    unreadable = F.array_repeat(F.lit(None).cast("variant"), count_items(text))
+    items = F.posexplode(F.coalesce(array, unreadable)).alias(number, _ITEM)
+    is_array = F.json_array_length(text).isNotNull().alias(_ARRAY)
+    rows = frame.select(*(n for n in frame.columns if n != column), is_array, items)
+    return rows.withColumn(number, F.col(number).cast("long") + 1)
+
+
+def _raise_if_wrong(
+    frame: DataFrame, column: str, model: type[pa.DataFrameModel], own: Sequence[str]
+) -> None:
+    """Raise if a frame has no such column, a name is there twice, or a type is impossible."""
+    if column not in frame.columns:
+        raise DeclarationError(
+            f"explode_json: the frame has no column {column}{suggest_name(column, frame.columns)}"
+        )
+    if wrong := wrong_model(model):
+        raise DeclarationError(f"explode_json: {'; '.join(wrong)}")
+    names = [name for name in frame.columns if name != column]
+    for name, declared in model.to_schema().columns.items():
+        if not isinstance(kind := declared.dtype.type, FIELD_TYPES):
+            raise DeclarationError(
+                f"explode_json: {name} is {kind.simpleString()}, which no field may be"
+            )
+        names.append(name)
+    lower_names = [name.lower() for name in (*names, *own)]
+    if repeated := [name for name in (*names, *own) if lower_names.count(name.lower()) > 1]:
+        raise DeclarationError(
+            f"explode_json: the items and the frame both have {repeated[0]}: rename one of them"
+        )
+
+
+def _path(name: str) -> Column:
+    quote = '"' if "'" in name else "'"
+    return F.lit(f"$[{quote}{name}{quote}]")
+
+
+def _field_text(name: str) -> Column:
+    """A field of an item as text, nested values as JSON; null if there is none, or no text."""
+    return F.nullif(F.try_variant_get(F.col(_ITEM), _path(name), "string"), F.lit(""))
+
+
+def _is_plain_text(declared: Any) -> bool:
+    return isinstance(declared.dtype.type, T.StringType) and not holds_json(declared)
+
+
+def _field_problem(name: str, file_name: str, declared: Any) -> Column:
+    """Why a field of an item is invalid; a text may be a string, or a whole number as written."""
+    text = F.col(f"_text_{name}")
+    reason = field_reason(name, declared, text, is_text=True)
+    if not _is_plain_text(declared):
+        return reason
+    kind = F.schema_of_variant(F.try_variant_get(F.col(_ITEM), _path(file_name), "variant"))
+    is_identifier = kind.isin("STRING", "BIGINT") | kind.rlike(r"^DECIMAL\(\d+,0\)$")
+    wrong_type = F.when(text.isNotNull() & ~is_identifier, f"bad {name}: not a string")
+    return F.coalesce(wrong_type, reason)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import cached_property, reduce
+from typing import Any
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -213,13 +214,12 @@ def _describe_form(kind: T.DataType) -> str:
     return _FORMS[type(kind)]
 
 
-def _parse_field(source: Source, name: str, text: Column) -> Column:
-    """Return the value of a field; null if the text is no such value."""
-    kind = source.types[name]
+def parse_text(text: Column, kind: T.DataType, timezone: str) -> Column:
+    """Return the value of a field of a type; null if the text is no such value."""
     if isinstance(kind, T.DecimalType):
         return parse_decimal(text, kind)
     if isinstance(kind, T.TimestampType):
-        return parse_timestamp(text, source.timezone)
+        return parse_timestamp(text, timezone)
     return _PARSERS[type(kind)](text)
 
 
@@ -265,7 +265,8 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         if name in typed_fields:
             values[name] = null_if_out_of_range(F.col(_landed_column(name)), source.types[name])
         elif name not in verbatim:
-            values[name] = _parse_field(source, name, F.col(_landed_column(name)))
+            text = F.col(_landed_column(name))
+            values[name] = parse_text(text, source.types[name], source.timezone)
     frame = frame.withColumns(values)
     ahead = F.datediff(version_day(source, timezone), "arrival_date")
     reason = F.coalesce(
@@ -302,20 +303,25 @@ def _landed_column(name: str) -> str:
 
 def _field_reasons(source: Source, verbatim: set[str], typed_fields: set[str]) -> Iterator[Column]:
     """Yield why a line's fields are invalid, in the order of the fields."""
-    for name in source.fields:
-        value = F.col(name)
-        landed = value if name in verbatim else F.col(_landed_column(name))
-        null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
-        reason = F.when(landed.isNull(), null)
-        if name not in verbatim:
-            kind = source.types[name]
-            if isinstance(kind, T.DecimalType) and name not in typed_fields:
-                reason = reason.when(*_surplus_decimals(name, landed, value, kind))
-            reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
-        # A row that violates Delta's CHECK constraint would fail the whole run.
-        for rule in sql_conditions(name, source.columns[name]).values():
-            reason = reason.when(~F.expr(rule), f"bad {name}")
-        yield reason
+    for name, column in source.columns.items():
+        landed = F.col(name if name in verbatim else _landed_column(name))
+        yield field_reason(name, column, landed, is_text=name not in typed_fields)
+
+
+def field_reason(name: str, column: Any, landed: Column, *, is_text: bool) -> Column:
+    """Return why a field is invalid, by its pandera column; null if it is valid.
+
+    `landed` is what landed of it, and whether that is text; the column of its name has the value.
+    """
+    value, kind = F.col(name), column.dtype.type
+    reason = F.when(landed.isNull(), F.lit(None if column.nullable else f"missing {name}"))
+    if isinstance(kind, T.DecimalType) and is_text:
+        reason = reason.when(*_surplus_decimals(name, landed, value, kind))
+    reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
+    # A row that violates Delta's CHECK constraint would fail the whole run.
+    for rule in sql_conditions(name, column).values():
+        reason = reason.when(~F.expr(rule), f"bad {name}")
+    return reason
 
 
 def _surplus_decimals(
