@@ -696,6 +696,9 @@ def test_lines_of_two_hours_with_one_local_time_are_counted_with_their_keys(spar
     assert parsed.counts[once].ambiguous == 0
     assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     assert parsed.counts[twice].ambiguous_keys == ("site=a, number=2", "site=a, number=4")
+    # Where the later moment is taken, as many are.
+    parsed, _ = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="later"))
+    assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     # Held back, the file has no rows.
     parsed, names = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="raise"))
     assert names == {once}
@@ -739,6 +742,8 @@ def test_ambiguous_lines_are_a_warning_of_their_day_with_the_mend():
     assert warning.startswith(f"3 line(s) have a {HAS_TWICE} k=1; k=2; k=3: {MEND}. They are")
     assert 'declare the source visits with ambiguous="raise"' in warning
     assert expectation.rows == 27
+    (later,) = expected_day(replace(BERLIN, ambiguous="later")).warnings
+    assert later == warning.replace("the earlier of two", "the later of two")
 
 
 def test_a_source_can_hold_back_files_with_ambiguous_lines():
@@ -999,7 +1004,7 @@ def test_a_header_that_has_a_field_twice_in_another_case_is_none():
         ("delimiter", ";;", "one ASCII character"),
         ("timezone", "Berlin", "the IANA name of a time zone"),
         ("timezone", ["UTC"], "the IANA name of a time zone"),
-        ("ambiguous", "later", 'give "earlier" or "raise"'),
+        ("ambiguous", "second", 'give "earlier", "later" or "raise"'),
         ("decimal", ",", "delimiter and decimal are both ','; did you mean delimiter=\";\"?"),
         ("decimal", ";", 'give "." or ","'),
         ("thousands", ".", "thousands and decimal are both '.'; did you mean decimal=\",\"?"),

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.raw_rows import (
     accepted_rows,
     is_ambiguous,
+    later_moment,
     parse_decimal,
     parse_timestamp,
     read_versions,
@@ -466,17 +467,27 @@ def test_local_times_that_a_zone_has_twice_or_not_at_all(spark) -> None:
         locals_ = [moment.isoformat(sep=" ") for moment in clock]
         texts = [*locals_, *(f"{text}+01:00" for text in locals_), center[:10], "no time"]
         values = _read_texts(spark, texts, partial(parse_and_judge, zone))
+        later_values = _read_texts(spark, texts, partial(parse_later, zone))
         read |= {(zone, text): value for text, value in zip(texts, values, strict=True)}
         expected |= dict.fromkeys(((zone, text) for text in texts), False)
         for text, moment in zip(locals_, clock, strict=True):
             first, second = (moment.replace(tzinfo=ZoneInfo(zone), fold=n) for n in (0, 1))
             expected[zone, text] = first.utcoffset() != second.utcoffset()
+        later = dict(zip(texts, later_values, strict=True))
+        for text, moment in zip(locals_, clock, strict=True):
+            folds = [moment.replace(tzinfo=ZoneInfo(zone), fold=n) for n in (0, 1)]
+            assert later[text] == max(folds, key=datetime.timestamp).timestamp(), (zone, text)
+            assert later[f"{text}+01:00"] == datetime.fromisoformat(f"{text}+01:00").timestamp()
     assert read == expected
     assert sum(expected.values()) == 6 + 6 + 3 + 6 + 6 + 21
 
 
 def parse_and_judge(zone: str, text: Column) -> Column:
     return is_ambiguous(text, parse_timestamp(text, zone), zone)
+
+
+def parse_later(zone: str, text: Column) -> Column:
+    return F.unix_seconds(later_moment(text, parse_timestamp(text, zone), zone))
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus"])

@@ -150,9 +150,9 @@ def _ambiguous_messages(source: Source, counts: FileCounts) -> list[str]:
     if not counts.ambiguous:
         return []
     return [
-        f"{_describe_ambiguous(source, counts)}. They are loaded with the earlier of two moments, "
-        "so lines of two hours may count as versions of one; to hold such files back instead, "
-        f'declare the source {source.name} with ambiguous="raise"'
+        f"{_describe_ambiguous(source, counts)}. They are loaded with the {source.ambiguous} of "
+        "two moments, so lines of two hours may count as versions of one; to hold such files back "
+        f'instead, declare the source {source.name} with ambiguous="raise"'
     ]
 
 

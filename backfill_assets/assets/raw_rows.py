@@ -67,21 +67,44 @@ def is_ambiguous(text: Column, moment: Column, timezone: str) -> Column:
     A date alone is not ambiguous. `moment` is the result of `parse_timestamp`: when clocks are set
     back, the earlier of two moments; when they are set forward, as much later as they are.
     """
+    change, _, is_twice = _clock_change(moment, timezone)
+    minutes = F.translate(F.substring(text, 1, 16), "T", " ")
+    local = F.from_utc_timestamp(moment, timezone)
+    is_skipped = F.date_format(local, "yyyy-MM-dd HH:mm") != minutes
+    # Only near a change of the clocks: the pattern and the format take time.
+    return F.when(change != 0, _has_local_time(text) & (is_twice | is_skipped)).otherwise(False)
+
+
+def later_moment(text: Column, moment: Column, timezone: str) -> Column:
+    """Return the later one of two moments with the local time of a text; else the moment itself.
+
+    `moment` is the result of `parse_timestamp`.
+    """
+    change, later, is_twice = _clock_change(moment, timezone)
+    is_later = (change != 0) & _has_local_time(text) & is_twice
+    return F.when(is_later, F.timestamp_micros(later)).otherwise(moment)
+
+
+def _has_local_time(text: Column) -> Column:
+    """Return whether a text has a time of day without an offset."""
+    return (F.length(text) > 10) & ~text.rlike(_OFFSET)
+
+
+def _clock_change(moment: Column, timezone: str) -> tuple[Column, Column, Column]:
+    """Return by how much the clocks of a zone change near a moment, in microseconds.
+
+    With it, the moment that much later, and whether both have the same local time.
+    """
 
     def local_micros(micros: Column) -> Column:
         return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(micros), timezone))
 
-    micros, local = F.unix_micros(moment), F.from_utc_timestamp(moment, timezone)
-    # The offsets from UTC, in microseconds, a day before and after.
+    micros = F.unix_micros(moment)
+    # The offsets from UTC, a day before and after.
     before = local_micros(micros - _DAY_MICROS) - (micros - _DAY_MICROS)
     after = local_micros(micros + _DAY_MICROS) - (micros + _DAY_MICROS)
-    second_moment = micros + before - after
-    is_twice = (before > after) & (local_micros(second_moment) == F.unix_micros(local))
-    minutes = F.translate(F.substring(text, 1, 16), "T", " ")
-    is_skipped = F.date_format(local, "yyyy-MM-dd HH:mm") != minutes
-    has_local_time = (F.length(text) > 10) & ~text.rlike(_OFFSET)
-    # Only near a change of the clocks: the pattern and the format take time.
-    return F.when(before != after, has_local_time & (is_twice | is_skipped)).otherwise(False)
+    later = micros + before - after
+    return before - after, later, (before > after) & (local_micros(later) == local_micros(micros))
 
 
 def _parse_rare_timestamp(text: Column) -> Column:
@@ -260,6 +283,13 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
             for name in source.fields
         ],
     )
+    local_times = [
+        name
+        for name, kind in source.types.items()
+        if isinstance(kind, T.TimestampType)
+        and name not in typed_fields
+        and source.timezone != "UTC"
+    ]
     values = {}
     for name in source.fields:
         if name in typed_fields:
@@ -267,6 +297,8 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         elif name not in verbatim:
             text = F.col(_landed_column(name))
             values[name] = parse_text(text, source.types[name], source.timezone)
+            if name in local_times and source.ambiguous == "later":
+                values[name] = later_moment(text, values[name], source.timezone)
     frame = frame.withColumns(values)
     ahead = F.datediff(version_day(source, timezone), "arrival_date")
     reason = F.coalesce(
@@ -276,12 +308,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
-    ambiguous = [
-        is_ambiguous(F.col(_landed_column(name)), F.col(name), source.timezone)
-        for name, kind in source.types.items()
-        if isinstance(kind, T.TimestampType) and name not in typed_fields
-        if source.timezone != "UTC"
-    ]
+    ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
     return frame.select(
         F.when(
             F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
@@ -294,6 +321,14 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         LACKING,
         *source.fields,
     )
+
+
+def _has_ambiguous_time(source: Source, name: str) -> Column:
+    """Return whether the local time that landed of a field is ambiguous."""
+    text, moment = F.col(_landed_column(name)), F.col(name)
+    if source.ambiguous == "later":
+        moment = parse_timestamp(text, source.timezone)
+    return is_ambiguous(text, moment, source.timezone)
 
 
 def _landed_column(name: str) -> str:

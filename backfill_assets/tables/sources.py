@@ -197,8 +197,8 @@ class Source:
         timezone: IANA name of the zone of times that have no offset, in files of any format.
             Timestamps of Parquet that are adjusted to UTC, and INT96, have one.
         ambiguous: what becomes of local times that the zone has twice, when clocks are set back, or
-            not at all, when they are set forward: `earlier` takes the earlier of two moments, or
-            the one after the change, with a warning; `raise` holds the file back.
+            not at all, when they are set forward: `earlier` and `later` take that one of two
+            moments, or the one after the change, with a warning; `raise` holds the file back.
         skew: by column of the staging, the share of a day's rows (0 to 1) beyond which a plan
             reports skew, see `table`.
         declared_in: the module that declares it; the calling module, if not given.
@@ -221,7 +221,7 @@ class Source:
     named: Mapping[Role, str] = field(default_factory=dict)
     delimiter: str = ","
     timezone: str = "UTC"
-    ambiguous: Literal["earlier", "raise"] = "earlier"
+    ambiguous: Literal["earlier", "later", "raise"] = "earlier"
     skew: Mapping[str, float] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     quote: str = '"'
@@ -306,8 +306,8 @@ class Source:
             arguments.Argument(
                 "ambiguous",
                 self.ambiguous,
-                lambda x: x in ("earlier", "raise"),
-                '"earlier" or "raise"',
+                lambda x: x in ("earlier", "later", "raise"),
+                '"earlier", "later" or "raise"',
             ),
         ]
 
