@@ -37,6 +37,12 @@ class Features(pa.DataFrameModel):
     )
 
 
+_CHECKS = [
+    conserves_total("orders", None, "orders_30d"),
+    conserves_total("orders", "amount", "revenue_30d"),
+]
+
+
 @table(
     Features,
     partition="event_date",
@@ -45,10 +51,7 @@ class Features(pa.DataFrameModel):
     rules={"nothing_of_later": ("features_through <= event_date", "As known that day.")},
     drift={"orders_7d": 0.25, "revenue_30d": 0.25},
     merge=True,
-    checks=[
-        conserves_total("orders", None, "orders_30d"),
-        conserves_total("orders", "amount", "revenue_30d"),
-    ],
+    checks=_CHECKS,
     group="training",
 )
 def features(
