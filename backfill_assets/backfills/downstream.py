@@ -220,7 +220,9 @@ class _UndoneInputs:
         self, name: str, input_days: frozenset[date], versions: frozenset[int]
     ) -> frozenset[date]:
         """Days that commits of an input made stale and whose input digest depends on its days."""
-        days = self._days_stale_by(name, versions) if input_days else ()
+        if not input_days:
+            return frozenset()
+        days = self._days_stale_by(name, versions)
         return frozenset(self._snapshot.days_depending_on(self._table, days, name, input_days))
 
     def _days_stale_by(self, name: str, versions: Container[int]) -> set[date]:
