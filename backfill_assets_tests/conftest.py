@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableJob
 from hypothesis import settings as hypothesis
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import (
@@ -146,10 +148,21 @@ def engine(tmp_path_factory) -> Engine:
     return engine.model_copy(update={"small_data_config": dict(SMALL_DATA_CONF)})
 
 
+def forget_yarn(session: SparkSession) -> None:
+    """Take YARN's settings, half of all, out of what Spark sends with a task that writes."""
+    context = session.sparkContext
+    context._jvm.org.apache.hadoop.mapred.JobConf()  # which adds them
+    conf = context._jsc.hadoopConfiguration()
+    for name in [*conf.getPropsWithPrefix("yarn.")]:
+        conf.unset(f"yarn.{name}")
+
+
 @pytest.fixture(scope="session")
 def spark(engine: Engine, pytestconfig: pytest.Config) -> Iterator:
     before = cpu_seconds()
     session = engine.spark_session
+    if not is_remote():
+        forget_yarn(session)
     pytestconfig.stash[SESSION_CPU] = cpu_seconds() - before
     yield session
     session.stop()
