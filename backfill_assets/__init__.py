@@ -210,10 +210,12 @@ tune_gc()
 choose_pyspark_api()
 
 
-def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    if name in _RENAMED:
-        # `from backfill_assets import name` would replace the text of an AttributeError.
-        raise ImportError(f"{__name__} has no {name}: {_RENAMED[name]}", name=__name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every name for an exported one
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        if name in _RENAMED:
+            # `from backfill_assets import name` would replace the text of an AttributeError.
+            raise ImportError(f"{__name__} has no {name}: {_RENAMED[name]}", name=__name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
