@@ -491,3 +491,50 @@ def test_reconcile_begins_with_its_verdict(account, capsys, found, verdict, stat
     assert result[STAGED.name]["days"] == {}
     assert main(["reconcile", "x", "--json", "--summary"]) == status
     assert STAGED.name not in json.loads(capsys.readouterr().out)
+
+
+# close and reopen
+
+
+@pytest.fixture
+def launched(instance, monkeypatch, tmp_path) -> list[tuple[list[str], str, dict[str, str]]]:
+    """What the commands run, in a landing of orders that has the folder of the first day alone."""
+    (tmp_path / "orders" / "arrival_date=2024-01-01").mkdir(parents=True)
+    monkeypatch.setenv(f"{PREFIX}LANDING", str(tmp_path))
+    runs: list[tuple[list[str], str, dict[str, str]]] = []
+
+    def run_days(_out, _home, assets, days, tags) -> bool:
+        runs.append(([*assets], str(days), dict(tags)))
+        return "fails" not in tags["backfill_assets/reason"]
+
+    monkeypatch.setattr(materialize, "run_days", run_days)
+    return runs
+
+
+def test_arrival_days_are_closed_by_a_run_of_what_is_loaded_with_them(launched, capsys):
+    words = ["orders", "2024-01-02...03", "--reason", "a strike"]
+    assert main(["close", *words]) == 0
+    assert (
+        "Closed   nothing is waited for: orders [2024-01-02...2024-01-03]"
+        in capsys.readouterr().out
+    )
+    ((assets, days, tags),) = launched
+    assert {*assets} >= {"raw_orders", "raw_orders_rejected", "late_orders"}
+    assert days == "2024-01-02...2024-01-03"
+    assert tags == {"backfill_assets/close": "true", "backfill_assets/reason": "a strike"}
+    assert main(["close", "orders", "2024-01-02", "--reason", "it fails"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["close", "orders", "2024-01-01"], 3, "2024-01-01 has a folder"),
+        (["reopen", "orders", "2024-01-02"], 3, "2024-01-02 is not closed"),
+        (["close", "order", "2024-01-02"], 2, "did you mean orders?"),
+    ],
+)
+def test_arrival_days_that_are_not_closed(words, status, message, launched, capsys):
+    assert main([*words, "--reason", "why"]) == status
+    assert message in capsys.readouterr().err
+    assert launched == []
