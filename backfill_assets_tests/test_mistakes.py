@@ -372,8 +372,13 @@ MISTAKES = {
     ),
     "conserves rows by a decimal": (
         CHECKS,
-        'checks=[conserves("readings", "kwh")]',
+        'checks=[conserves_total("readings", "kwh")]',
         "stg_readings.kwh adds up to, which is no whole number: name a total",
+    ),
+    "conserves a total twice": (
+        CHECKS,
+        'checks=[conserves_total("readings", c, "kwh") for c in ("kwh", None)]',
+        "two checks compare kwh with readings: take one out",
     ),
     "conserves no name": (
         CHECKS,

@@ -455,7 +455,14 @@ def _resolve_dependency(dependency: str | Path, function: Transform) -> str | Pa
 
 def _check_table(derived: Derived) -> Derived:
     """The table itself; raise if it names a parameter, column or total that does not exist."""
+    compared: set[tuple[str, str]] = set()
     for check in derived.conserved:
+        if (check.parameter, check.figure) in compared:
+            raise arguments.DeclarationError(
+                f"{derived.name}: two checks compare {check.total or 'its rows'} with "
+                f"{check.parameter}: take one out, or give one another total"
+            )
+        compared.add((check.parameter, check.figure))
         if check.parameter not in derived.reads:
             raise arguments.DeclarationError(
                 f"{derived.name}: there is no parameter {check.parameter}"
