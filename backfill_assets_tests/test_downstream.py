@@ -721,13 +721,13 @@ def test_a_day_upon_one_that_another_undo_has_reverted_is_not_refused(runs, take
     (problem,) = list_problems(find_scopes(runs, "olderrun"))
     assert "by run laterrun at once; undo run followed first" in problem
     assert days_by_table(find_scopes(runs, "laterrun")) == {balance.name: ({5}, set())}
-    undo = {"as of": {str(later.version - 1): [str(day(5))]}}
+    undo = {"as_of": {str(later.version - 1): [str(day(5))]}}
     undone = runs.build(balance, 5, run="undo0001", **undo)
     scopes = find_scopes(runs, "olderrun")
     assert days_by_table(scopes) == {STAGED.name: ({6}, set()), balance.name: ({6}, set())}
     assert list_problems(scopes) == []
     # If that undo is undone, the later run is named again.
-    restored = {"as of": {str(undone.version - 1): [str(day(5))]}}
+    restored = {"as_of": {str(undone.version - 1): [str(day(5))]}}
     runs.build(balance, 5, run="undo0002", **restored)
     assert list_problems(find_scopes(runs, "olderrun")) == [problem]
 
