@@ -31,7 +31,7 @@ LEAKING_FEATURES = [
         features,
         "features",
         ("Reads(RAW, last_days(30), as_known=True,", "Reads(STAGED, last_days(30),"),
-        ("    RAW,", "    STAGED,"),
+        ("import RAW", "import STAGED"),
     ),
 ]
 #: With the day itself among the days after it.
