@@ -676,7 +676,7 @@ def parse_landing(spark, landing: Path, source: Source) -> tuple[ParsedFiles, se
     """The parsed files of the day, and the names of those that have lines."""
     deployment = Deployment(load_settings(landing=str(landing)))
     with cache_frames() as cache:
-        loader = raw_load.RawLoader(deployment, source, None, cache, frozenset(), False)
+        loader = raw_load.RawLoader(deployment, source, None, cache, frozenset())
         listing = loader.list_folders([CLOCKS_BACK])
         parsed = loader.parse_files(lambda: spark, Window(CLOCKS_BACK, CLOCKS_BACK + DAY), listing)
         return parsed, {row["source_file"] for row in parsed.lines.collect()}

@@ -55,8 +55,8 @@ class RawLoader:
     publisher: Publisher
     cache: Cache
     accepted: frozenset[str]
-    close: bool
-    reopen: bool
+    close: bool = False
+    reopen: bool = False
     _parsed: dict[Any, raw_rows.ParsedFiles] = field(default_factory=dict)
 
     @property
