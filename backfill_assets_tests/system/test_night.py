@@ -60,21 +60,21 @@ def add_run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str)
     return create_run_for_test(instance, status=status, tags=tags).run_id
 
 
-def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
+def test_rebuilds_wait_for_the_batch_before(engine, tmp_path):
     pipeline = Pipeline(engine, tmp_path)
     instance = pipeline.instance
     add_run(instance, DagsterRunStatus.STARTED)  # somebody else's
-    add_run(instance, DagsterRunStatus.SUCCESS, backfill_assets__wave=LOAD)
-    add_run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
+    add_run(instance, DagsterRunStatus.SUCCESS, backfill_assets__batch=LOAD)
+    add_run(instance, DagsterRunStatus.FAILURE, backfill_assets__batch=LOAD)
     assert unfinished_batch_runs(instance) == []
     going = {
-        add_run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
-        add_run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
+        add_run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__batch=LOAD),
+        add_run(instance, DagsterRunStatus.STARTED, backfill_assets__batch=REBUILD),
         # It will be retried.
         add_run(
             instance,
             DagsterRunStatus.FAILURE,
-            backfill_assets__wave=LOAD,
+            backfill_assets__batch=LOAD,
             dagster__will_retry="true",
         ),
     }
