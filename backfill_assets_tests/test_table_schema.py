@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -305,3 +307,11 @@ def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
     (report,) = run_maintenance(spark, loaded.deployment)
     assert "it is partitioned by run_date, not by log_date" in report.problems[0]
     assert read_metadata(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)
+
+
+def test_a_column_in_another_case_is_named():
+    names = [name for name in FACT.columns if name != "orders"]
+    frame = SimpleNamespace(columns=[*names, "Orders", "extra"])
+    text = "the frame lacks orders (it has Orders: another case) and has besides extra; its columns"
+    with pytest.raises(SchemaError, match=re.escape(text)):
+        FACT.conform_frame(frame)

@@ -277,7 +277,14 @@ class Table(TableOptions):
         unknown = [name for name in frame.columns if name not in self.columns]
         if missing or unknown:
             # Pandera's own message would contain a row of the data.
-            differences = {"lacks": missing, "has besides": unknown}
+            lower_names = {name.lower(): name for name in unknown}
+            other_case = {name: lower_names.get(name.lower()) for name in missing}
+            lacking = [
+                f"{name} (it has {other}: another case)" if other else name
+                for name, other in other_case.items()
+            ]
+            besides = [name for name in unknown if name not in other_case.values()]
+            differences = {"lacks": lacking, "has besides": besides}
             problems = [
                 f"{verb} {', '.join(names)}" for verb, names in differences.items() if names
             ]
