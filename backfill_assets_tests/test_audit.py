@@ -36,8 +36,9 @@ from backfill_assets.audit.verdicts import (
     sum_digests,
 )
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, STAGED
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.city import district_day, district_month
 from backfill_assets_tests.helpers import row_digest
 from backfill_assets_tests.helpers.pipeline import day
 
@@ -264,6 +265,29 @@ def test_a_day_of_the_same_run_takes_the_place_of_what_was_published():
     published = {d: make_measured(1000) for d in window}
     *_, last = judge_days(STAGED, window, {d: make_measured(100) for d in window}, {}, published)
     assert last.findings[0] == Finding("row_count", Severity.OK, "100 rows")
+
+
+def test_a_day_on_which_nothing_is_expected_is_compared_with_no_other():
+    """And no other with it: the 7th is a Sunday, and a source delivers on weekdays."""
+    source = replace(ORDER_LINES, arrives_on="mon-fri")
+    rows = {n: 0 if day(n).weekday() > 4 else 100 for n in range(1, 16)}
+    window = Window(day(1), day(16))
+    measured = {day(n): make_measured(count) for n, count in rows.items()}
+
+    def warned_days(table: Table) -> list[int]:
+        verdicts = judge_days(table, window, measured, {}, {})
+        return [v.day.day for v in verdicts if v.findings[0].severity is Severity.WARN]
+
+    assert warned_days(STAGED) == [6, 7, 13, 14]
+    assert warned_days(source.staged) == []
+    # Where lines come the next day, those of a Friday come on Monday: each day has rows.
+    late = replace(source, arrives_after=1)
+    assert warned_days(late.staged) == [6, 7, 13, 14]
+    assert not source.raw.expects_rows(day(7))
+    assert not late.raw.expects_rows(day(7))
+    assert district_day.expects_rows(day(6))
+    assert not district_day.expects_rows(day(7))
+    assert district_month.expects_rows(day(1))
 
 
 @pytest.mark.parametrize(

@@ -441,10 +441,12 @@ def judge_days(
         metrics = metrics_by_day.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
         before_it = table.grain.partitions_before(day, TRAILING_DAYS)
-        days_before = (judged.get(d) or previous.get(d) for d in before_it)
+        # What a source does not deliver on some days is not missing on them.
+        usual_days = filter(table.expects_rows, before_it)
+        days_before = (judged.get(d) or previous.get(d) for d in usual_days)
         trailing = [metrics_before for metrics_before in days_before if metrics_before]
         findings = [
-            _judge_row_count(metrics, trailing),
+            _judge_row_count(metrics, trailing if table.expects_rows(day) else ()),
             _judge_nulls(table, metrics, trailing),
             _judge_conservation(metrics, expectation),
         ]

@@ -8,6 +8,7 @@ function to the greatest version of every key known now, as if the window had no
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -239,6 +240,11 @@ class Derived(Table):
         )
         return next((grain for grain in grains if grain is not Grain.DAILY), Grain.DAILY)
 
+    def expects_rows(self, day: date) -> bool:
+        """Whether each input of which it reads the day itself usually has rows."""
+        inputs = [read for read in self.inputs_by_day.values() if read.reach == SAME_DAY]
+        return all(read.table.expects_rows(day) for read in inputs)
+
     @property
     def inputs_by_day(self) -> Mapping[str, Reads | PublishedDays]:
         """Its inputs with days, by parameter."""
@@ -310,6 +316,10 @@ class Current(Table):
     def kind(self) -> str:
         """One kind for all functions."""
         return "current"
+
+    def expects_rows(self, day: date) -> bool:
+        """As the other table."""
+        return self.base.expects_rows(day)
 
     @property
     def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:

@@ -115,6 +115,11 @@ class SourceTable(Table):
         """The kind that belongs to its role."""
         return _KINDS[self.role]
 
+    def expects_rows(self, day: date) -> bool:
+        """Whether lines usually come for a day: late ones come on the next arrival day."""
+        comes_later = self.role is Role.STAGED and self.source.arrives_after > 0
+        return comes_later or day in self.source.arrival_days
+
     @property
     def page_assets(self) -> tuple[str, ...]:
         """The assets without partitions that are rebuilt with it."""

@@ -167,6 +167,10 @@ class Table(TableOptions):
         """Whether its partitions are days or weeks."""
         return Grain.DAILY
 
+    def expects_rows(self, _day: date) -> bool:
+        """Whether lines of all its sources usually come for a day, so that it usually has rows."""
+        return True
+
     @property
     def page_assets(self) -> tuple[str, ...]:
         """The assets without partitions that are rebuilt with it."""
