@@ -169,10 +169,9 @@ def explain_left_out(
             elif policy.end and end > policy.end:
                 yield f"{name}[{partition}] ends after the calendar, on {end - partitions.DAY}"
             else:
-                due = end + (policy.lag_days - 1) * partitions.DAY
                 yield (
                     f"{name}[{partition}] is not over before {end - partitions.DAY}: it is due on "
-                    f"{due}"
+                    f"{deployment.graph.due_date(name, partition)}"
                 )
 
 

@@ -172,13 +172,13 @@ def load_targets(
     `accepted` files may lack orders that were loaded before. Folders of the days `close` are not
     expected any more, and those of `reopen` are again.
     """
-    seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
+    seen_days = _loaded_folders(loaded)
     newest = max(seen_days, default=date.min)
 
     def is_closed(day: date) -> bool:
         if day < policy.start:
             return False
-        if day not in policy.arrival_days or (newest - day).days >= policy.absent_days:
+        if day not in policy.arrival_days or _is_given_up(day, newest, policy):
             return True
         recorded = day in loaded and loaded[day].closed
         return day in close or (recorded and day not in reopen)
@@ -194,6 +194,16 @@ def load_targets(
         )
         for day in days
     }
+
+
+def _loaded_folders(loaded: Mapping[date, load_manifest.LoadManifest]) -> set[date]:
+    """Return the arrival days whose folders were loaded; the landing may have been purged."""
+    return {day for day, manifest in loaded.items() if day in manifest.present_days}
+
+
+def _is_given_up(day: date, newest: date, policy: Policy) -> bool:
+    """Return whether no folder is waited for, as one of so much later has been loaded."""
+    return (newest - day).days >= policy.absent_days
 
 
 def loaded_manifests(raw: Ledger) -> dict[date, load_manifest.LoadManifest]:
@@ -316,13 +326,13 @@ def _reasons_not_to_reopen(
     policy = source.policy(deployment.settings)
     log = read_ledger(deployment.table_url(source.raw.name), source.raw)
     manifests = loaded_manifests(log)
-    newest = max((d for d, m in manifests.items() if d in m.present_days), default=date.min)
+    newest = max(_loaded_folders(manifests), default=date.min)
     for day in days:
         if day not in manifests or not manifests[day].closed:
             yield day, "is not closed"
         elif day not in policy.arrival_days:
             yield day, "is no arrival day of the source (`arrives_on` in its declaration)"
-        elif (newest - day).days >= policy.absent_days:
+        elif _is_given_up(day, newest, policy):
             yield (
                 day,
                 f"is not waited for: the folder of {newest} has come, {policy.absent_days} days "
