@@ -37,7 +37,7 @@ def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: in
 
 def find_source(deployment: Deployment, name: str) -> Source:
     """The declared source; `click.BadParameter` with similar names if there is none."""
-    sources = {source.name: source for source in deployment.graph.sources.values()}
+    sources = deployment.graph.sources_by_name
     if name not in sources:
         raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
     return sources[name]

@@ -39,7 +39,7 @@ _MAX_NAMES = 5
 def data_checks(deployment: Deployment) -> list[Check]:
     """The checks of landing, warehouse and tables."""
     graph = deployment.graph
-    sources = {source.name: source for source in graph.sources.values()}
+    sources = graph.sources_by_name
     parts = {name: f"landing {name}" for name in sources}
     return [
         *(

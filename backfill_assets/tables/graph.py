@@ -71,18 +71,21 @@ class Graph:
             if isinstance(table, SourceTable)
         }
 
+    @cached_property
+    def sources_by_name(self) -> Mapping[str, Source]:
+        """The sources, by their own name."""
+        return {source.name: source for source in self.sources.values()}
+
     def find_source(self, name: str) -> Source:
         """The source of a name.
 
         Raises:
             ValueError: there is none.
         """
-        by_name = {source.name: source for source in self.sources.values()}
-        if name not in by_name:
-            raise ValueError(
-                f"there is no source {name}{suggest_name(name, by_name)}. Nothing was done"
-            )
-        return by_name[name]
+        if name not in self.sources_by_name:
+            suggestion = suggest_name(name, self.sources_by_name)
+            raise ValueError(f"there is no source {name}{suggestion}. Nothing was done")
+        return self.sources_by_name[name]
 
     def source_logs(self, name: str) -> frozenset[str]:
         """The raw logs that a table is built from, directly or indirectly."""
