@@ -1,6 +1,6 @@
 """The Dagster `Definitions` of a deployment, and the component for a `defs.yaml`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -12,7 +12,7 @@ from pydantic import BaseModel, SkipValidation, create_model
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
 from backfill_assets.assets.table_asset import report_long_range
 from backfill_assets.dagster_ext.executor import one_process_executor
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.lookups.answers import ServiceCaller
 from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
@@ -33,25 +33,39 @@ RETIRED_TAG = "backfill_assets/retired"
 def build_defs(
     settings: Settings | None = None,
     *,
-    resources: dict[str, Any] | None = None,
+    tables: Iterable[object] | str | None = None,
+    engine: Engine | None = None,
+    resources: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
+    **values: Any,
 ) -> dg.Definitions:
-    """The definitions of the deployment.
+    """The definitions of a deployment, to be merged with those of a project.
+
+    They bring no executor, and no resource under a name that a project would choose:
+
+        dg.Definitions.merge(
+            build_defs(tables=[VISITS, daily_visits], warehouse="s3://lake/gold"),
+            dg.Definitions(assets=[report], resources={"io_manager": theirs}),
+        )
 
     Args:
-        settings: the deployment's settings; from the environment if not given.
-        resources: replacements for `engine` or `io_manager`, for tests.
+        settings: all settings; if not given, `values`, and the environment for the others.
+        tables: the tables and sources, or where they are declared, as `module:attribute`; if not
+            given, those that the settings name.
+        engine: provides the Spark session; as in the settings if not given.
+        resources: replacements for resources of the deployment, by key, for tests.
         clock: gives the current time to the sensors; the system's if not given.
+        values: settings by the name of their field, as `warehouse="/lake"`.
 
     Raises:
-        SettingsError: naming the variable, the value and what is allowed.
+        SettingsError: naming the variable or argument, the value and what is allowed.
+        TypeError: both `settings` and `values` are given.
     """
-    deployment = Deployment(settings or load_settings())
+    deployment = _deployment(settings, tables, values)
     settings = deployment.settings
     report_long_range(settings.partitions_per_run)
     code = deployment.code
-    overrides = resources or {}
-    engine = overrides.get("engine") or Engine.from_settings(settings)
+    engine = engine or Engine.from_settings(settings)
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(deployment, clock)
     today = clock().astimezone(settings.zone).date()
@@ -84,13 +98,23 @@ def build_defs(
         schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed_resource(_io_manager(deployment, engine)),
-            **overrides,
-            "engine": fixed_resource(engine),
+            IO_MANAGER_KEY: fixed_resource(_io_manager(deployment, engine)),
+            ENGINE_KEY: fixed_resource(engine),
+            **(resources or {}),
         },
-        # One process and one session per run: a JVM for each step costs more than the step.
-        executor=one_process_executor,
     )
+
+
+def _deployment(
+    settings: Settings | None, tables: Iterable[object] | str | None, values: Mapping[str, Any]
+) -> Deployment:
+    """The deployment of the arguments of `build_defs`."""
+    if settings is not None and values:
+        raise TypeError(f"give settings, or {', '.join(values)} as arguments, not both")
+    if isinstance(tables, str):
+        values, tables = {**values, "tables": tables}, None
+    settings = settings or load_settings(**values)
+    return Deployment(settings, None if tables is None else tuple(tables))
 
 
 def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.AssetSpec:
@@ -190,7 +214,9 @@ def defs() -> dg.Definitions:
     key = settings.model_dump_json()
     # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
-        _defs_by_settings[key] = build_defs(settings)
+        # One process and one session per run: a JVM for each step costs more than the step.
+        executor = dg.Definitions(executor=one_process_executor)
+        _defs_by_settings[key] = dg.Definitions.merge(build_defs(settings), executor)
     return _defs_by_settings[key]
 
 

@@ -12,11 +12,17 @@ from backfill_assets.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import dagster as dg
+
     from backfill_assets.calendar.late_data import Policy
     from backfill_assets.tables.code_version import Code
     from backfill_assets.tables.graph import Graph
     from backfill_assets.tables.table import Table
     from backfill_assets.tables.unpartitioned import Lookup
+
+#: Keys of the resources that read and publish the tables, and that start Spark sessions. They name
+#: this package: the definitions may be merged with those of a project that has an `io_manager`.
+IO_MANAGER_KEY, ENGINE_KEY = "backfill_assets_io_manager", "backfill_assets_engine"
 
 
 @dataclass(frozen=True)
@@ -27,20 +33,22 @@ class Deployment:
 
     Attributes:
         settings: of the deployment.
+        declared: its tables and sources; None for those that the setting `tables` names.
     """
 
     settings: Settings
+    declared: tuple[object, ...] | None = None
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph of the tables that the setting `tables` names, checked.
+        """The graph of the declared tables, checked.
 
         Raises:
             SettingsError: they cannot be imported, or do not fit together.
         """
         from backfill_assets.tables.graph import load_graph
 
-        return load_graph(self.settings)
+        return load_graph(self.settings, self.declared)
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -68,21 +76,30 @@ class Deployment:
         """
         from backfill_assets.tables import code_version
 
-        return code_version.running_code(self.settings)
+        module = self.settings.tables.partition(":")[0]
+        if self.declared is not None:
+            module = [name for table in self.tables.values() for name in table.modules][-1]
+        return code_version.running_code(self.settings, self.tables, module)
 
     @cached_property
     def config_digests(self) -> dict[str, str]:
         """By table, a digest of all settings that decide its rows."""
         from backfill_assets.tables.graph import config_digests
 
-        return config_digests(self.settings)
+        return config_digests(self.settings, self.graph)
 
     @cached_property
     def lookups(self) -> Mapping[str, Lookup]:
         """The lookups of the tables, by name."""
-        from backfill_assets.tables.graph import lookups_of
+        from backfill_assets.tables.graph import collect_lookups
 
-        return lookups_of(self.settings)
+        return collect_lookups(self.tables, self.settings.tables)
+
+    def asset_key(self, name: str) -> dg.AssetKey:
+        """Dagster's key of a table or page; its last part is the name."""
+        import dagster as dg
+
+        return dg.AssetKey([*filter(None, self.settings.key_prefix.split("/")), name])
 
     def table_url(self, name: str) -> str:
         """The URL of a table in the warehouse."""

@@ -139,6 +139,8 @@ class Settings(BaseSettings):
         ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
             one name besides those of the machine that it answers to.
         location: the name of Dagster's code location, by which Dagster keeps its history.
+        key_prefix: what Dagster's asset keys begin with, with slashes between the parts, as
+            `lake/gold`; the tables themselves keep their names.
         owners: of all assets in Dagster's UI, with commas between them: teams as `team:data`,
             people by e-mail address.
         ui_passwords: the file of those who may use the UI; none asks nobody.
@@ -186,6 +188,7 @@ class Settings(BaseSettings):
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
+    key_prefix: str = Field(default="", pattern=r"^(\w+(/\w+)*)?$")
     owners: str | None = None
     ui_passwords: Path | None = None
     spark_master: str = "local[*]"
@@ -206,6 +209,12 @@ class Settings(BaseSettings):
         if "://" in value:
             return value
         return str(Path(value).expanduser().resolve())
+
+    @field_validator("key_prefix", mode="before")
+    @classmethod
+    def _join_parts(cls, value: object) -> object:
+        """Take a list, as Dagster's own arguments do."""
+        return "/".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("start", "end", mode="before")
     @classmethod

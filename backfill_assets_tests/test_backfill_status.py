@@ -17,12 +17,14 @@ from backfill_assets.backfills.state_store import (
     find_ended_backfill,
 )
 from backfill_assets.dagster_ext.internals import AssetGraph
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import tables_in_progress
 from backfill_assets.orders.tables import FACT
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.memory_instance import memory_instance
 
-ID = "planplan"
+ID, DEPLOYMENT = "planplan", Deployment(load_settings())
 DONE = BulkActionStatus.COMPLETED_SUCCESS
 
 
@@ -55,9 +57,9 @@ class Lifecycle:
     def launch(self) -> None:
         if self.status in (BackfillStatus.ACTIVE, BackfillStatus.COMPLETED):
             with pytest.raises(BackfillRefusedError, match=f"{ID} is {self.status.value};"):
-                stages.launch_stage(self.instance, self.graph, ID, self.plan)
+                stages.launch_stage(DEPLOYMENT, self.instance, self.graph, ID, self.plan)
             return
-        stages.launch_stage(self.instance, self.graph, ID, self.plan)
+        stages.launch_stage(DEPLOYMENT, self.instance, self.graph, ID, self.plan)
         stage = "rest" if f"{ID}-rest" in self.launched else "pilot"
         attempt = sum(name.startswith(f"{ID}-{stage}") for name in self.launched) + 1
         self._start(f"{ID}-{stage}" + (f"-{attempt}" if attempt > 1 else ""))
@@ -89,7 +91,9 @@ class Lifecycle:
     def advance(self) -> None:
         """The sensor's tick."""
         for id_ in state_store.active_ids(self.instance):
-            stages.advance(self.instance, self.graph, state_store.load(self.instance, id_))
+            stages.advance(
+                DEPLOYMENT, self.instance, self.graph, state_store.load(self.instance, id_)
+            )
         if self.status is not BackfillStatus.ACTIVE or self.verdict is None:
             return
         if not self.verdict or self.stage_status is not DONE:

@@ -21,6 +21,7 @@ from backfill_assets import runtime_versions
 from backfill_assets.backfills.accept_code import days_by_reason
 from backfill_assets.calendar.reach import Reach
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables import code_version, project_source
@@ -34,7 +35,6 @@ from backfill_assets.tables.code_version import (
     format_code_change,
     git_state,
     parts_of_version,
-    running_code,
     table_codes,
 )
 from backfill_assets.tables.graph import load_tables, tables_of
@@ -374,7 +374,7 @@ def project(tmp_path_factory):
 def imported_code(name: str = "TABLES") -> Code:
     """The code of the project, as a new process imports it."""
     forget_modules()
-    return running_code(load_settings(tables=f"shop.tables:{name}"))
+    return Deployment(load_settings(tables=f"shop.tables:{name}")).code
 
 
 @pytest.fixture(scope="module")
@@ -647,8 +647,8 @@ def test_a_release_changes_no_version(before):
 def test_another_process_and_another_hash_seed_give_the_same_versions(before, project):
     code = (
         "from backfill_assets.settings import load_settings\n"
-        "from backfill_assets.tables.code_version import running_code\n"
-        "print(running_code(load_settings(tables='shop.tables:TABLES')).version)\n"
+        "from backfill_assets.deployment import Deployment\n"
+        "print(Deployment(load_settings(tables='shop.tables:TABLES')).code.version)\n"
     )
     paths = os.pathsep.join([str(project), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
@@ -986,7 +986,7 @@ def test_a_file_that_has_changed_since_it_was_imported_is_refused(project, code_
     try:
         path.write_text(text.replace("shop_rules.scaled(amount)", "amount"))
         with pytest.raises(SettingsError, match="has changed since it was imported"):
-            running_code(load_settings(tables="shop.tables:TABLES"))
+            _ = Deployment(load_settings(tables="shop.tables:TABLES")).code
     finally:
         path.write_text(text)
         forget_modules()
@@ -1119,7 +1119,7 @@ def test_what_stands_for_a_declaration():
 def test_a_rows_version_that_is_raised(before, project, monkeypatch, kind, tables):
     raised = {**code_version.ROWS_VERSION, kind: code_version.ROWS_VERSION[kind] + 1}
     monkeypatch.setattr(code_version, "ROWS_VERSION", raised)
-    after = running_code(load_settings(tables="shop.tables:TABLES"))
+    after = Deployment(load_settings(tables="shop.tables:TABLES")).code
     assert changed_tables(before, after) == tables
 
 
@@ -1172,7 +1172,7 @@ def test_a_version_can_be_read(before):
 def test_the_code_of_a_table_is_read_once_in_a_process(project, monkeypatch):
     code = imported_code()
     monkeypatch.setattr(code_version, "reach", lambda *_, **__: pytest.fail("it is read again"))
-    assert running_code(load_settings(tables="shop.tables:TABLES")) == code
+    assert Deployment(load_settings(tables="shop.tables:TABLES")).code == code
 
 
 def test_the_code_of_a_deployment_has_the_commit_of_its_project(project, monkeypatch):
@@ -1180,7 +1180,7 @@ def test_the_code_of_a_deployment_has_the_commit_of_its_project(project, monkeyp
     monkeypatch.setattr(code_version, "git_state", lambda given, path: states[given, path.name])
     forget_modules()
     settings = load_settings(tables="shop.tables:TABLES", git_commit="of the image")
-    code = running_code(settings)
+    code = Deployment(settings).code
     assert str(code) == f"{code.version} (commit 0123456789)"
 
 

@@ -13,12 +13,11 @@ from dagster._serdes import serialize_value
 
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.internals import AssetGraph
-from backfill_assets.definitions import build_defs
+from backfill_assets.definitions import build_defs, defs
 from backfill_assets.delta import targets
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables.code_version import running_code
 from backfill_assets_tests.helpers.paths import BIN, PROJECT, VALIDATE_COMMAND
 
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
@@ -170,7 +169,7 @@ def test_what_the_ui_shows(assets):
         assert asset.metadata["dagster/table_name"] == name
         assert asset.metadata["partition_expr"] == TABLES[name].partition
         assert asset.metadata["dagster/column_schema"] == TABLES[name].column_schema
-        assert asset.code_version == running_code(load_settings()).table_version(name)
+        assert asset.code_version == Deployment(load_settings()).code.table_version(name)
 
 
 def test_column_lineage(assets):
@@ -260,16 +259,15 @@ def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
 
 
 def test_a_run_is_one_process():
-    repository = build_defs(load_settings()).get_repository_def()
-    job = repository.get_implicit_global_asset_job_def()
+    job = defs().get_repository_def().get_implicit_global_asset_job_def()
     assert job.executor_def is one_process_executor
 
 
 def test_resources_can_be_replaced():
     other = dg.ResourceDefinition.hardcoded_resource("x")
-    defs = build_defs(load_settings(), resources={"io_manager": other})
-    assert defs.resources["io_manager"] is other
-    assert set(defs.resources) == {"engine", "io_manager"}
+    definitions = build_defs(load_settings(), resources={IO_MANAGER_KEY: other})
+    assert definitions.resources[IO_MANAGER_KEY] is other
+    assert set(definitions.resources) == {ENGINE_KEY, IO_MANAGER_KEY}
 
 
 def test_dagster_neither_shows_nor_stores_secrets():
@@ -278,19 +276,19 @@ def test_dagster_neither_shows_nor_stores_secrets():
         spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush-2", "spark.x": "plain"},
     )
     snapshot = serialize_value(RepositorySnap.from_def(build_defs(settings).get_repository_def()))
-    assert '"io_manager"' in snapshot  # or this test looks in the wrong place
+    assert f'"{IO_MANAGER_KEY}"' in snapshot  # or this test looks in the wrong place
     assert "hush-" not in snapshot
 
 
 OTHERS = {
-    "another server": {"engine": {"spark_config": {"spark.remote": "sc://evil.example:1"}}},
+    "another server": {ENGINE_KEY: {"spark_config": {"spark.remote": "sc://evil.example:1"}}},
     "options of the JVM": {
-        "engine": {"spark_config": {"spark.driver.extraJavaOptions": "-Xlog:all:file=/tmp/x"}}
+        ENGINE_KEY: {"spark_config": {"spark.driver.extraJavaOptions": "-Xlog:all:file=/tmp/x"}}
     },
-    "other jars": {"engine": {"jars": "/tmp/jars"}},
-    "another warehouse": {"io_manager": {"warehouse": "/tmp/elsewhere"}},
+    "other jars": {ENGINE_KEY: {"jars": "/tmp/jars"}},
+    "another warehouse": {IO_MANAGER_KEY: {"warehouse": "/tmp/elsewhere"}},
     "another engine of the IO manager": {
-        "io_manager": {"engine": {"spark_config": {"spark.remote": "sc://evil.example:1"}}}
+        IO_MANAGER_KEY: {"engine": {"spark_config": {"spark.remote": "sc://evil.example:1"}}}
     },
 }
 

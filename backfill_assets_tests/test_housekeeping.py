@@ -13,7 +13,7 @@ import sqlalchemy
 
 from backfill_assets.backfills import state_store
 from backfill_assets.dagster_ext.eventlog import prune_runs
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, Deployment
 from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.dagster_homes import make_home
@@ -224,7 +224,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
         lambda _, before, spared: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
-    definitions = dg.Definitions(jobs=[housekeeping.job], resources={"engine": engine})
+    definitions = dg.Definitions(jobs=[housekeeping.job], resources={ENGINE_KEY: engine})
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
     job = definitions.resolve_job_def("housekeeping")
     assert job.execute_in_process(instance=instance, run_config=config).success
@@ -245,7 +245,7 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
     engine = dg.ResourceDefinition.none_resource()
     job = dg.Definitions(
-        jobs=[build_housekeeping(Deployment(settings)).job], resources={"engine": engine}
+        jobs=[build_housekeeping(Deployment(settings)).job], resources={ENGINE_KEY: engine}
     ).resolve_job_def("housekeeping")
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
     job.execute_in_process(instance=instance, run_config=config)

@@ -27,6 +27,7 @@ from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.read_check import check_read
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.publish.types import ComputedDays, DayResult, Outcome
 from backfill_assets.settings import load_settings
@@ -34,7 +35,6 @@ from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import refuse_other_code
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.tables.columns import nullable_column
-from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
@@ -814,7 +814,7 @@ def test_the_run_tags_reach_the_write_path(pipeline):
 
 def test_a_backfill_is_kept_to_the_settings_of_each_table():
     """The window was changed halfway: the raw log does not depend on it, staging does."""
-    before, now = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    before, now = (Deployment(load_settings(window_days=w)).config_digests for w in (7, 8))
     metadata = {"code_version": "code", "config_digest": now[FACT.name], "backfill_id": "b"}
 
     def read_inputs(*tables: Table) -> None:

@@ -36,7 +36,7 @@ from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests, tables_of
+from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.web_events import Visit
 from backfill_assets_tests.helpers.invented_logs import (
@@ -93,7 +93,7 @@ def test_a_table_is_an_input_of_itself():
     assert self_input.launched is None, "Dagster is told the reach itself"
     # What decides its rows is what decides the rows of the others.
     assert balance.decided_by == FACT.decided_by
-    digests = config_digests(SETTINGS)
+    digests = Deployment(SETTINGS).config_digests
     assert digests[balance.name] == digests[FACT.name]
 
 
@@ -371,7 +371,7 @@ def plan_days(planned: Table, window: Window, *table_ledgers: Ledger) -> TableFo
 
 
 def test_a_plan_builds_the_first_day_that_needs_no_day_before():
-    digest = config_digests(SETTINGS)[STAGED.name]
+    digest = Deployment(SETTINGS).config_digests[STAGED.name]
     staged = ledger(STAGED, record(0, days(1, 2), config_digest=digest))
     forecast = plan_days(yesterday, Window(day(1), day(5)), staged)
     assert (forecast.days_to_compute, forecast.lacking) == (
@@ -381,7 +381,7 @@ def test_a_plan_builds_the_first_day_that_needs_no_day_before():
 
 
 def test_a_plan_rebuilds_days_under_other_settings_one_upon_the_other():
-    digests = config_digests(SETTINGS)
+    digests = Deployment(SETTINGS).config_digests
     staged = ledger(STAGED, record(0, days((1, 4)), config_digest=digests[STAGED.name]))
     old = ledger(balance, record(0, days((1, 4)), config_digest="old"))
     forecast = plan_days(balance, Window(day(1), day(5)), staged, old)
@@ -392,7 +392,7 @@ def test_a_plan_rebuilds_days_under_other_settings_one_upon_the_other():
 
 
 def test_a_plan_names_the_days_that_follow_and_are_not_in_it():
-    digests = config_digests(SETTINGS)
+    digests = Deployment(SETTINGS).config_digests
     names = (STAGED.name, yesterday.name, balance.name, after_balance.name)
     all_ledgers = {name: Ledger(declared) for name, declared in tables_of(SETTINGS).items()}
     all_ledgers |= {
@@ -419,7 +419,7 @@ def test_a_plan_names_the_days_that_follow_and_are_not_in_it():
 
 
 def test_a_reconciliation_names_final_days_that_are_behind():
-    digests, inputs = config_digests(SETTINGS), {STAGED.name: 0}
+    digests, inputs = Deployment(SETTINGS).config_digests, {STAGED.name: 0}
     all_ledgers = {name: Ledger(declared) for name, declared in tables_of(SETTINGS).items()}
     all_ledgers[STAGED.name] = ledger(
         STAGED,
@@ -440,7 +440,7 @@ def test_a_reconciliation_names_final_days_that_are_behind():
 
 def make_ledgers(chance: Random) -> dict[str, Ledger]:
     """Ledgers of all tables; inputs, content and settings of some days are current, at random."""
-    digests, known = config_digests(SETTINGS), {}
+    digests, known = Deployment(SETTINGS).config_digests, {}
     for name, declared in tables_of(SETTINGS).items():
         current, old = (
             days(*[n for n in range(1, 7) if chance.random() < share]) for share in (0.7, 0.2)
@@ -461,7 +461,7 @@ def make_ledgers(chance: Random) -> dict[str, Ledger]:
 
 def find_refused_days(planned: Table, window: Window, known: Mapping[str, Ledger]) -> set[date]:
     """The days that a run of them refuses."""
-    snapshot = Snapshot(GRAPH, known, config_digests=config_digests(SETTINGS))
+    snapshot = Snapshot(GRAPH, known, config_digests=Deployment(SETTINGS).config_digests)
     assessments = assess(snapshot, planned.name, window)
     return {d for d, assessment in assessments.items() if assessment.obstacle}
 

@@ -134,7 +134,7 @@ def dates(*numbers: int) -> list[date]:
 )
 def test_the_days_of_a_table_follow_from_those_of_its_inputs(tables, first, last, expected):
     names = [table.name for table in tables]
-    assert days_by_table(asset_graph(), names, window(first, last)) == {
+    assert days_by_table(DEPLOYMENT, asset_graph(), names, window(first, last)) == {
         name: dates(*numbers) for name, numbers in expected.items()
     }
 
@@ -603,12 +603,12 @@ def test_a_plan_is_made_of_what_is_there_now(deployment):
     assert result == plan_backfill(
         deployment,
         make_request(9, 10, *names),
-        days_by_table(asset_graph(), names, window(9, 10)),
+        days_by_table(DEPLOYMENT, asset_graph(), names, window(9, 10)),
         empty,
         CODE,
         "plan",
         (),
-        days_by_table(asset_graph(), names, window(10, 10)),
+        days_by_table(DEPLOYMENT, asset_graph(), names, window(10, 10)),
     )
     assert result.tables[STAGED.name] == TableForecast(
         computed=("2024-01-09...2024-01-10",),

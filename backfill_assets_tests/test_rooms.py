@@ -10,8 +10,9 @@ from pathlib import Path
 
 import backfill_assets
 import backfill_assets_guide
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.graph import load_graph, lookups_of
+from backfill_assets.tables.graph import load_graph
 from backfill_assets.tables.table_function import table
 from backfill_assets_tests.code_shape import LIMITS
 from backfill_assets_tests.helpers.docs_pages import code_blocks
@@ -39,7 +40,7 @@ def _declared_names(place: str) -> Iterator[str]:
     """The names of tables, pages, sources and lookups."""
     settings = load_settings(tables=place)
     graph = load_graph(settings)
-    yield from (*graph.tables, *lookups_of(settings))
+    yield from (*graph.tables, *Deployment(settings).lookups)
     for source in graph.sources.values():
         yield from (source.name, source.page)
 

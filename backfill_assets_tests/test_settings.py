@@ -11,11 +11,11 @@ import pytest
 
 from backfill_assets import runtime_versions
 from backfill_assets import settings as module
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.runtime_versions import is_secret
 from backfill_assets.settings import Settings, SettingsError, load_settings
 from backfill_assets.spark.configuration import spark_config
-from backfill_assets.tables.graph import config_digests
 from backfill_assets_tests.conftest import SMALL
 
 
@@ -403,7 +403,10 @@ def test_time_zone_data_matters_where_days_are_not_those_of_utc(monkeypatch):
     ],
 )
 def test_which_setting_decides_which_table(changed, decides):
-    before, after = config_digests(load_settings()), config_digests(load_settings(**changed))
+    before, after = (
+        Deployment(load_settings()).config_digests,
+        Deployment(load_settings(**changed)).config_digests,
+    )
     assert {name for name in TABLES if before[name] != after[name]} == decides
 
 

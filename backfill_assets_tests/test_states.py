@@ -15,6 +15,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.states import (
     STATE_MEANINGS,
     DayState,
@@ -37,7 +38,6 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, ledgers, record
 from backfill_assets_tests.helpers.invented_states import (
@@ -277,7 +277,7 @@ def test_made_under_other_settings(table):
 
 
 def test_only_the_tables_that_a_setting_decides_are_made_under_others():
-    before, after = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    before, after = (Deployment(load_settings(window_days=w)).config_digests for w in (7, 8))
     changed_ledgers = {
         name: ledger(
             TABLES[name],

@@ -17,7 +17,7 @@ from backfill_assets.dagster_ext.failures import failed_run_messages, first_atte
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import closing_tags
 from backfill_assets.staleness.unloaded import refuse_closing
@@ -135,7 +135,7 @@ def launch_plan(
                     "been undone. Nothing was launched; make a new plan."
                 )
     current_plan = make_plan(deployment, graph, instance, backfill_state.plan.parameters, code, id_)
-    return stages.launch_stage(instance, graph, id_, current_plan)
+    return stages.launch_stage(deployment, instance, graph, id_, current_plan)
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
@@ -224,9 +224,9 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
 def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `reconcile`, which a person launches, or the stage sensor after each stage."""
 
-    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    @dg.op(required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
-        spark = context.resources.engine.spark_session
+        spark = context.resources.backfill_assets_engine.spark_session
         result = reconcile.reconcile_backfill(deployment, context.instance, spark, config.backfill)
         report = reconcile.reconcile_report(result)
         names = [table_diff.table.name for table_diff in result.reports]
@@ -272,6 +272,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
         tables = deployment.graph.loaded_with(source.raw.name)
         verb = "reopen" if config.reopen else "close"
         stages.add_backfill(
+            deployment,
             context.instance,
             graph,
             id_,
@@ -292,7 +293,9 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
     return close
 
 
-def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
+def _build_stage_sensor(
+    deployment: Deployment, graph: AssetGraph, reconcile_job: dg.JobDefinition
+) -> dg.SensorDefinition:
     """Build the sensor that advances planned backfills; the job reconciles their stages."""
 
     @dg.sensor(
@@ -313,7 +316,7 @@ def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> d
                     f"{error}; {'closed' if ended else 'Dagster works at its last stage'}"
                 )
             else:
-                action = stages.advance(context.instance, graph, backfill_state)
+                action = stages.advance(deployment, context.instance, graph, backfill_state)
             messages.append(action.text)
             if name := action.stage_to_reconcile:
                 request = dg.RunRequest(
@@ -343,4 +346,4 @@ def build_backfill_jobs(
         _build_close_job(deployment, graph),
         maintenance.maintenance_job(deployment),
     ]
-    return jobs, _build_stage_sensor(graph, reconcile)
+    return jobs, _build_stage_sensor(deployment, graph, reconcile)

@@ -321,7 +321,7 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
             loader = RawLoader(
                 deployment,
                 source,
-                context.resources.io_manager,
+                context.resources.backfill_assets_io_manager,
                 cache,
                 frozenset(name.strip() for name in accepted) - {""},
                 close,

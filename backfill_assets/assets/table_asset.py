@@ -28,7 +28,7 @@ from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import SessionFactory
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.compute import (
     days_to_compute_alone,
     explain_spark_errors,
@@ -107,13 +107,15 @@ def delta_assets(
             for name, asset_in in _asset_ins(deployment, table).items()
         },
         deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
-        check_specs=check_specs(tables, partitions_def),
+        check_specs=check_specs(
+            {deployment.asset_key(table.name): table for table in tables}, partitions_def
+        ),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(deployment.settings.partitions_per_run),
         # Only if there are several tables: a check cannot run alone, as it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,
-        required_resource_keys={"io_manager"},  # it knows the published days
+        required_resource_keys={IO_MANAGER_KEY},  # it knows the published days
     )
 
 
@@ -121,7 +123,8 @@ def _asset_ins(deployment: Deployment, table: Table) -> dict[str, dg.AssetIn]:
     """Return the inputs of a table's asset, with the partition mappings of their reaches."""
     return {
         dependency.source.name: dg.AssetIn(
-            partition_mapping=(dependency.launched or dependency.reach).partition_mapping
+            key=deployment.asset_key(dependency.source.name),
+            partition_mapping=(dependency.launched or dependency.reach).partition_mapping,
         )
         for dependency in table.inputs(deployment.policy)
     }
@@ -148,7 +151,9 @@ def _asset_out(
             }
         )
     return dg.AssetOut(
+        key=deployment.asset_key(table.name),
         is_required=False,
+        io_manager_key=IO_MANAGER_KEY,
         description=table.model.__doc__,
         metadata=metadata,
         group_name=group,
@@ -191,7 +196,7 @@ def yield_outputs(
     except ValueError as error:
         raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
     selected_outputs = context.op_execution_context.selected_output_names
-    publisher: Publisher = context.resources.io_manager
+    publisher: Publisher = context.resources.backfill_assets_io_manager
     for table, compute in steps:
         if table.name not in selected_outputs:
             continue
@@ -291,7 +296,7 @@ def table_asset(
             services.create_answer_tables(lookups)
         for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
-        publisher: Publisher = context.resources.io_manager
+        publisher: Publisher = context.resources.backfill_assets_io_manager
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,

@@ -6,7 +6,7 @@ in a range run.
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -18,40 +18,46 @@ from backfill_assets.dagster_ext.internals import AssetCheckEvaluationTargetMate
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.tables.table import Table
 
+#: Records of one query: SQLite takes at most some hundred values in one condition.
+_QUERY_SIZE = 500
 _PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
 
 
 def check_specs(
-    tables: Iterable[Table], partitions_def: dg.PartitionsDefinition
+    tables: Mapping[dg.AssetKey, Table], partitions_def: dg.PartitionsDefinition
 ) -> list[dg.AssetCheckSpec]:
-    """The asset checks of the tables."""
+    """The asset checks of the tables, which are given by the keys of their assets."""
     with warnings.catch_warnings():
         # Partitioned checks are a preview feature; the exact pin of Dagster makes them safe to use.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return [
             dg.AssetCheckSpec(
                 name,
-                asset=table.name,
+                asset=key,
                 description=text,
                 blocking=name not in table.notices,
                 partitions_def=partitions_def,
             )
-            for table in tables
+            for key, table in tables.items()
             for name, text in table.check_descriptions.items()
         ]
 
 
 def check_evaluations(
+    key: dg.AssetKey,
     table: Table,
     verdict: Verdict,
     target: AssetCheckEvaluationTargetMaterializationData | None = None,
     *,
     blocks: bool = True,
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation per check for the verdict's day; without `blocks` no error fails the step."""
+    """One evaluation per check for the verdict's day; without `blocks` no error fails the step.
+
+    `key` is that of the table's asset.
+    """
     for finding in verdict.findings:
         yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(table.name),
+            asset_key=key,
             check_name=finding.check,
             passed=finding.severity is Severity.OK,
             severity=_dagster_severity(finding),
@@ -151,3 +157,57 @@ def failure_text(
         + "\n".join(lines)
         + f"\nMend the input that is named first, then {next_step}."
     )
+
+
+def latest_materializations(
+    instance: dg.DagsterInstance, key: dg.AssetKey, days: Iterable[date]
+) -> dict[date, dg.EventLogRecord]:
+    """Return the latest materialization of each day; of a day not published now, an older one.
+
+    An evaluation must name it, or the UI shows it as missing: Dagster compares the storage ids.
+    """
+    partition_keys = {day.isoformat() for day in days}
+    if not partition_keys:  # an empty list would select all days
+        return {}
+    ids = instance.event_log_storage.get_latest_storage_id_by_partition(
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, partition_keys
+    )
+    latest = {}
+    for first in range(0, len(ids), _QUERY_SIZE):
+        storage_ids = list(ids.values())[first : first + _QUERY_SIZE]
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=key, storage_ids=storage_ids), limit=len(storage_ids)
+        ).records
+        for record in records:
+            latest[date.fromisoformat(str(record.partition_key))] = record
+    return latest
+
+
+def evaluated_failures(
+    instance: dg.DagsterInstance, run_id: str, keys: Collection[dg.AssetKey]
+) -> dict[str, dict[date, str]]:
+    """Return, by table, the days that a run did not publish, with the reasons.
+
+    Of the assets with these keys, those are in it that the run has evaluated.
+    """
+    failed: dict[dg.AssetKey, dict[date, list[str]]] = {}
+    last_failure: dict[tuple[dg.AssetKey, date], float] = {}
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
+        evaluation = entry.get_dagster_event().asset_check_evaluation_data
+        key = evaluation.asset_key
+        if evaluation.partition and key in keys:
+            days = failed.setdefault(key, {})
+            if not evaluation.passed and evaluation.blocking:
+                day = date.fromisoformat(evaluation.partition)
+                reasons = days.setdefault(day, [])
+                reasons.append(f"{evaluation.check_name}: {evaluation.description}")
+                last_failure[key, day] = entry.timestamp
+    still_failed = {}
+    for key, days in failed.items():
+        since = latest_materializations(instance, key, days)
+        still_failed[key.path[-1]] = {
+            day: "; ".join(reasons)
+            for day, reasons in days.items()
+            if day not in since or since[day].timestamp < last_failure[key, day]
+        }
+    return still_failed

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import date, timedelta
 from typing import Annotated, Literal
 
+import dagster as dg
 from pydantic import BaseModel, Field
 
 from backfill_assets.calendar import partitions
@@ -419,15 +420,16 @@ def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
 
 
 def materialize_command(
-    names: Sequence[str], days: partitions.Window, pages: Sequence[str] = ()
+    keys: Sequence[dg.AssetKey], days: partitions.Window, pages: Sequence[dg.AssetKey] = ()
 ) -> list[str]:
     """The command of one run of tables: Dagster's own, which takes no days with gaps."""
     if isinstance(days, partitions.DaySet):
-        text = str(days).replace(" ", "")
+        text, names = str(days).replace(" ", ""), [key.path[-1] for key in keys]
         return ["backfill-assets", "materialize", text, "--select", ",".join(names)]
     command = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
     window = f"{days.start}...{days.end - partitions.DAY}"
-    return [*command, "--select", ",".join([*names, *pages]), "--partition-range", window]
+    selection = ",".join(key.to_user_string() for key in (*keys, *pages))
+    return [*command, "--select", selection, "--partition-range", window]
 
 
 def _format_table_days(ranges_by_table: Mapping[str, Collection[str]]) -> str:

@@ -233,7 +233,7 @@ def _run_command(run: dg.DagsterRun) -> str:
     if days is None or not selected:
         return ""
     return shlex.join(
-        backfill_plan.materialize_command(sorted(k.to_user_string() for k in selected), days)
+        backfill_plan.materialize_command(sorted(selected, key=dg.AssetKey.to_user_string), days)
     )
 
 

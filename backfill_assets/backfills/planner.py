@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 
 def days_by_table(
-    graph: BaseAssetGraph, tables: Sequence[str], window: partitions.Window
+    deployment: Deployment, graph: BaseAssetGraph, tables: Sequence[str], window: partitions.Window
 ) -> dict[str, list[date]]:
     """The days of each table: requested days, and days downstream of them.
 
@@ -44,11 +44,11 @@ def days_by_table(
     """
     subsets: dict[str, PartitionsSubset] = {}
     for name in tables:
-        key = dg.AssetKey(name)
+        key = deployment.asset_key(name)
         days = graph.get(key).partitions_def
         assert days is not None
         keys = map(str, Grain.from_partitions_def(days).partitions_of(window))
-        parents = [p for p in graph.get(key).parent_keys if p.to_user_string() in subsets]
+        parents = [p for p in graph.get(key).parent_keys if p.path[-1] in subsets]
         requested = (
             []
             if parents
@@ -61,7 +61,7 @@ def days_by_table(
             subset |= graph.get_partition_mapping(
                 key, parent
             ).get_downstream_partitions_for_partitions(
-                subsets[parent.to_user_string()], parent_partitions, days
+                subsets[parent.path[-1]], parent_partitions, days
             )
         subsets[name] = subset
     return {
@@ -206,10 +206,10 @@ def make_plan(
     window = request.window
     days = {
         name: [day for day in table_days if day >= deployment.graph.policy_of(name).start]
-        for name, table_days in days_by_table(graph, tables, window).items()
+        for name, table_days in days_by_table(deployment, graph, tables, window).items()
     }
     downstream_of_last_day = days_by_table(
-        graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
+        deployment, graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
     ledgers = read_ledgers(deployment)
     run_history = forecast.past_runs(instance, deployment)

@@ -18,6 +18,7 @@ from backfill_assets.backfills.planner import days_by_table
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import awaits_retry
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish import types
 
 #: A daemon sends a heartbeat every 30 seconds. Dagster tolerates half an hour without one; a
@@ -32,6 +33,7 @@ PARALLEL_TAG = "backfill_assets/max_parallel"
 
 
 def launch_stage(
+    deployment: Deployment,
     instance: dg.DagsterInstance,
     graph: internals.BaseAssetGraph,
     id_: str,
@@ -63,7 +65,7 @@ def launch_stage(
             f"{'; '.join(changes)}. Nothing was written; make a new plan."
         )
     for table, forecast in state.plan.tables.items():
-        requested = _requested_days(graph, state.plan, table)
+        requested = _requested_days(deployment, graph, state.plan, table)
         if missing := requested & {*partitions.from_ranges(forecast.lacking)}:
             raise state_store.BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
@@ -82,18 +84,20 @@ def launch_stage(
     state.ended, state.began = "", state.began or time.time()
     state_store.save(instance, state)
     instance.add_dynamic_partitions(state_store.ACTIVE, [id_])
-    _submit_stage(instance, graph, state)
+    _submit_stage(deployment, instance, graph, state)
     return state
 
 
-def _requested_days(graph: internals.BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
+def _requested_days(
+    deployment: Deployment, graph: internals.BaseAssetGraph, plan: BackfillPlan, table: str
+) -> set[date]:
     """The requested days of a table, without days that only follow by partition mapping.
 
     Of a table by week with inputs in the plan: weeks whose days are all requested.
     """
-    node, window = graph.get(dg.AssetKey(table)), plan.parameters.window
+    node, window = graph.get(deployment.asset_key(table)), plan.parameters.window
     cadence = partitions.Grain.from_partitions_def(node.partitions_def)
-    inputs = {key.to_user_string() for key in node.parent_keys} & plan.tables.keys()
+    inputs = {key.path[-1] for key in node.parent_keys} & plan.tables.keys()
     return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 
@@ -109,14 +113,17 @@ def _refuse_long_tag(instance: dg.DagsterInstance, state: state_store.BackfillSt
 
 
 def _submit_stage(
-    instance: dg.DagsterInstance, graph: internals.BaseAssetGraph, state: state_store.BackfillState
+    deployment: Deployment,
+    instance: dg.DagsterInstance,
+    graph: internals.BaseAssetGraph,
+    state: state_store.BackfillState,
 ) -> None:
     """Submit the stage to Dagster's backfill daemon, unless it is submitted already."""
     if instance.get_backfill(state.backfill_id) is not None:
         return
     request = state.plan.parameters
     name, window = state.plan.stages[state.stage]
-    days = dict(_buildable_days(state, _stage_days(graph, request, window)))
+    days = dict(_buildable_days(state, _stage_days(deployment, graph, request, window)))
     tags = {
         types.CODE_TAG: types.format_code_pin(state.plan.code_version, state.plan.config_digest),
         types.REASON_TAG: request.reason,
@@ -130,6 +137,7 @@ def _submit_stage(
     if request.max_retries is not None:
         tags["dagster/max_retries"] = str(request.max_retries)
     add_backfill(
+        deployment,
         instance,
         graph,
         state.backfill_id,
@@ -141,6 +149,7 @@ def _submit_stage(
 
 
 def add_backfill(
+    deployment: Deployment,
     instance: dg.DagsterInstance,
     graph: internals.BaseAssetGraph,
     id_: str,
@@ -158,7 +167,7 @@ def add_backfill(
         asset_graph=graph,
         partitions_by_assets=[
             internals.PartitionsByAssetSelector(
-                asset_key=dg.AssetKey(table),
+                asset_key=deployment.asset_key(table),
                 partitions=internals.PartitionsSelector(
                     [
                         internals.PartitionRangeSelector(
@@ -197,15 +206,18 @@ def _stage_title(id_: str, name: str, days: partitions.Window) -> str:
 
 
 def _stage_days(
-    graph: internals.BaseAssetGraph, request: BackfillRequest, window: partitions.Window
+    deployment: Deployment,
+    graph: internals.BaseAssetGraph,
+    request: BackfillRequest,
+    window: partitions.Window,
 ) -> dict[str, list[date]]:
     """The days of a stage; a week belongs to the stage of its last requested day.
 
     A week without one, which follows from another table's days, belongs to the stage that has them.
     """
-    stage_days = days_by_table(graph, request.tables, window)
+    stage_days = days_by_table(deployment, graph, request.tables, window)
     for table, days in stage_days.items():
-        definition = graph.get(dg.AssetKey(table)).partitions_def
+        definition = graph.get(deployment.asset_key(table)).partitions_def
         days_of = partitions.Grain.from_partitions_def(definition).days_of
         last_days = {day: [d for d in days_of(day) if d in request.window][-1:] for day in days}
         stage_days[table] = [day for day in days if all(d in window for d in last_days[day])]
@@ -240,17 +252,20 @@ class NextAction:
 
 
 def advance(
-    instance: dg.DagsterInstance, graph: internals.BaseAssetGraph, state: state_store.BackfillState
+    deployment: Deployment,
+    instance: dg.DagsterInstance,
+    graph: internals.BaseAssetGraph,
+    state: state_store.BackfillState,
 ) -> NextAction:
     """Check the current stage, and launch the next one once this one is reconciled."""
     if missing_tables := [
-        name for name in state.plan.parameters.tables if not graph.has(dg.AssetKey(name))
+        name for name in state.plan.parameters.tables if not graph.has(deployment.asset_key(name))
     ]:
         message = f"this version of the project has no table {', '.join(missing_tables)}"
         return _end_backfill(
             instance, state, f"{message}; {state.backfill_id} and what follows it is not built"
         )
-    _submit_stage(instance, graph, state)  # an earlier launch may have been interrupted
+    _submit_stage(deployment, instance, graph, state)  # an earlier launch may have been interrupted
     backfill = instance.get_backfill(state.backfill_id)
     assert backfill is not None
     if backfill.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
@@ -283,7 +298,7 @@ def advance(
         return _end_backfill(instance, state, "complete and reconciled", complete=True)
     state.stage, state.attempt = state.stage + 1, 1
     state_store.save(instance, state)
-    _submit_stage(instance, graph, state)
+    _submit_stage(deployment, instance, graph, state)
     return NextAction(f"{state.backfill_id} is launched")
 
 

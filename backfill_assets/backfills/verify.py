@@ -24,7 +24,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.records import CommitRecord, PublishedDay
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publication import audit_days, list_results
@@ -244,9 +244,9 @@ def verify_days(
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
     destination = ComparisonDestination(deployment.settings.warehouse, ledgers)
-    with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
+    with dg.build_resources({"publisher": resources[IO_MANAGER_KEY]}) as own_resources:
         publisher = own_resources.publisher.with_destination(destination)
-    resources["io_manager"] = publisher.as_definition()
+    resources[IO_MANAGER_KEY] = publisher.as_definition()
     # Only assets, not their checks: the check of day states is about published days.
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with dg.DagsterInstance.ephemeral() as instance:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.report import ReportTable
 from backfill_assets.settings import find_ui_url, load_settings
 
@@ -488,7 +488,7 @@ def _build_target(out: Output, days: Window, name: str, options: Mapping[str, An
 def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
     import dagster as dg
 
-    with dg.build_resources({"it": (defs.resources or {})["io_manager"]}) as resources:
+    with dg.build_resources({"it": (defs.resources or {})[IO_MANAGER_KEY]}) as resources:
         yield resources.it
 
 

@@ -278,10 +278,12 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
 
     from backfill_assets.calendar.partitions import Grain, Window
     from backfill_assets.dagster_ext.internals import ReconstructableRepository
+    from backfill_assets.deployment import Deployment
+    from backfill_assets.settings import load_settings
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     definition = repository.get_definition()
-    keys = [dg.AssetKey(name) for name in assets]
+    keys = [*map(Deployment(load_settings()).asset_key, assets)]
     grain = Grain.from_partitions_def(definition.asset_graph.get(keys[0]).partitions_def)
     job = definition.get_implicit_job_def_for_assets(keys)
     assert job is not None

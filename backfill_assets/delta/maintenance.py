@@ -38,7 +38,7 @@ from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
 from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import ANY_AGE, targets_older_than
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.report import ReportTable
 from backfill_assets.settings import PREFIX
@@ -423,9 +423,9 @@ class MaintenanceConfig(dg.Config):
 def maintenance_job(deployment: Deployment) -> dg.JobDefinition:
     """Maintenance as a Dagster job, for the UI and for the deployment's own schedule."""
 
-    @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    @dg.op(name="maintain_tables", required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
     def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
-        spark = context.resources.engine.spark_session
+        spark = context.resources.backfill_assets_engine.spark_session
         results = []
         for result in run_maintenance(spark, deployment, config.tables, dry_run=config.dry_run):
             context.log.info(", ".join(format_cells(result)))

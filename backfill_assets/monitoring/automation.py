@@ -6,7 +6,7 @@ assets as one that a person starts.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 from pydantic import Field
 
-from backfill_assets.audit.checks import failure_text, metadata_keys
+from backfill_assets.audit.checks import evaluated_failures, failure_text, metadata_keys
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.calendar.late_data import Policy
@@ -24,14 +24,12 @@ from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
-from backfill_assets.publish.io_manager import latest_materializations
 from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
-from backfill_assets.tables.table import Table
 
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
 
@@ -40,45 +38,48 @@ def _digest_texts(texts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
-def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
+def _check_specs(deployment: Deployment) -> list[dg.AssetCheckSpec]:
     """Return the check `days` for every table, and two more for each frozen table."""
-    frozen = [name for name, table in tables.items() if table.frozen]
+    keys = {name: deployment.asset_key(name) for name in deployment.tables}
+    frozen = [key for name, key in keys.items() if deployment.tables[name].frozen]
     return [
         *(
             dg.AssetCheckSpec(
                 _DAYS,
-                asset=name,
+                asset=key,
                 description="Every day that is due is published, from the input as it is now.",
             )
-            for name in tables
+            for key in keys.values()
         ),
         *(
             dg.AssetCheckSpec(
                 _FINAL_DAYS,
-                asset=name,
+                asset=key,
                 description="No final day has changed but by a run that a person launched.",
             )
-            for name in frozen
+            for key in frozen
         ),
         *(
             dg.AssetCheckSpec(
                 _ONE_CODE,
-                asset=name,
+                asset=key,
                 description="All days that one backfill made, in all tables, were made by one code "
                 "and one configuration.",
             )
-            for name in frozen
+            for key in frozen
         ),
     ]
 
 
-def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCheckEvaluation]:
+def _evaluate_checks(
+    deployment: Deployment, snapshot: states.MonitoringSnapshot
+) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
     for name in snapshot.ledgers:
         state_by_day = snapshot.states_of(name)
         newest = max(snapshot.ledgers[name].published_days, default=None)
         yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(name),
+            asset_key=deployment.asset_key(name),
             check_name=_DAYS,
             passed=all(state.is_good for state in state_by_day.values()),
             description=states.describe_states(state_by_day) or "every day is in order",
@@ -93,7 +94,7 @@ def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCh
     for name in snapshot.frozen_tables:
         changed = states.changed_final_days(name, snapshot)
         yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(name),
+            asset_key=deployment.asset_key(name),
             check_name=_FINAL_DAYS,
             passed=not changed,
             description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
@@ -101,7 +102,7 @@ def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCh
             metadata={"final_days": len(snapshot.final_by_table[name]), "changed": len(changed)},
         )
         yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(name),
+            asset_key=deployment.asset_key(name),
             check_name=_ONE_CODE,
             passed=not mixed,
             description="\n".join(map(escape_markdown, mixed))
@@ -124,15 +125,17 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(
         name="check_days",
-        specs=_check_specs(monitor.deployment.tables),
+        specs=_check_specs(monitor.deployment),
         can_subset=True,
-        required_resource_keys={"io_manager"},
+        required_resource_keys={IO_MANAGER_KEY},
         description="Looks at the states of all days, and fails the run if one of its days was "
         "not published. It comes last, so that no bad day keeps a good one from being built.",
     )
     def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         selected_keys = context.op_execution_context.selected_asset_check_keys
-        for evaluation in _evaluate_checks(monitor.read_snapshot(context.instance)):
+        for evaluation in _evaluate_checks(
+            monitor.deployment, monitor.read_snapshot(context.instance)
+        ):
             if evaluation.asset_check_key in selected_keys:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -141,51 +144,37 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
                     description=evaluation.description,
                     metadata=evaluation.metadata,
                 )
-        selected_tables = {key.asset_key.to_user_string() for key in selected_keys}
-        names = [name for name in monitor.deployment.tables if name in selected_tables]
-        if failed := _failed_days(context, names):
+        selected_assets = {key.asset_key for key in selected_keys}
+        keys = {name: monitor.deployment.asset_key(name) for name in monitor.deployment.tables}
+        if failed := _failed_days(
+            context, {name: key for name, key in keys.items() if key in selected_assets}
+        ):
             raise dg.Failure(failure_text(failed), allow_retries=False)
 
     return check_days
 
 
 def _failed_days(
-    context: dg.AssetCheckExecutionContext, names: Sequence[str]
+    context: dg.AssetCheckExecutionContext, keys: Mapping[str, dg.AssetKey]
 ) -> dict[str, dict[date, str]]:
     """Return, by table, the days that a run did not publish, with the reasons.
 
-    A run that repeats another one from its failed step computes only some tables, or none. The days
-    that earlier runs did not publish in the other tables must not look as if they were published.
+    `keys` are those of the assets of the run, by table. A run that repeats another one from its
+    failed step computes only some tables, or none. The days that earlier runs did not publish in
+    the other tables must not look as if they were published.
     """
     run: dg.DagsterRun | None = context.run
-    failed = context.resources.io_manager.failed_days(context.run.run_id)
-    while run and run.parent_run_id and any(name not in failed for name in names):
-        unreported_tables = {name for name in names if name not in failed}
-        failed |= _failed_days_of_run(context.instance, run.parent_run_id, unreported_tables)
-        run = context.instance.get_run_by_id(run.parent_run_id)
+    failed = context.resources.backfill_assets_io_manager.failed_days(context.run.run_id)
+    while run and (unreported := {key for name, key in keys.items() if name not in failed}):
+        evaluated = evaluated_failures(context.instance, run.run_id, unreported)
+        if run.run_id != context.run.run_id:
+            reason = (
+                f"failed in run {run.run_id}, which this one repeats; materialize the day itself"
+            )
+            evaluated = {name: dict.fromkeys(days, reason) for name, days in evaluated.items()}
+        failed |= evaluated
+        run = context.instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
     return {name: days for name, days in failed.items() if days}
-
-
-def _failed_days_of_run(
-    instance: dg.DagsterInstance, run_id: str, names: Collection[str]
-) -> dict[str, dict[date, str]]:
-    """Return the days that an earlier run did not publish, in the tables that it evaluated."""
-    failed: dict[str, dict[date, float]] = {}
-    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
-        evaluation = entry.get_dagster_event().asset_check_evaluation_data
-        name = evaluation.asset_key.to_user_string()
-        if evaluation.partition and name in names:
-            days = failed.setdefault(name, {})
-            if not evaluation.passed and evaluation.blocking:
-                days[date.fromisoformat(evaluation.partition)] = entry.timestamp
-    reason = f"failed in run {run_id}, which this one repeats; materialize the day itself"
-    still_failed = {}
-    for name, days in failed.items():
-        since = latest_materializations(instance, name, days)
-        still_failed[name] = {
-            day: reason for day, at in days.items() if day not in since or since[day].timestamp < at
-        }
-    return still_failed
 
 
 def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
@@ -223,7 +212,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
             save_versions(monitor.deployment.settings.warehouse, snapshot.ledgers)
         if monitor.deployment.settings.metrics_file:
             _write_metrics(context, monitor.deployment, snapshot)
-        for evaluation in _evaluate_checks(snapshot):
+        for evaluation in _evaluate_checks(monitor.deployment, snapshot):
             name = evaluation.asset_check_key.to_user_string()
             current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
             if previous.get(name) != current[name]:
@@ -283,14 +272,16 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
         context.add_output_metadata({"plans": ", ".join(deleted_plans) or "none"})
 
     @dg.op(
-        required_resource_keys={"engine"},
+        required_resource_keys={ENGINE_KEY},
         ins={"before": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
     def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
         if not config.tables:
             return
-        results = list(run_maintenance(context.resources.engine.spark_session, deployment))
+        results = list(
+            run_maintenance(context.resources.backfill_assets_engine.spark_session, deployment)
+        )
         context.log.info("; ".join(format_notes(results, dry_run=False)))
         metadata = {"maintenance": dg.MetadataValue.md(as_table(results).to_markdown())}
         if problems := [text for result in results for text in result.problems]:
@@ -354,7 +345,9 @@ def _build_jobs(monitor: Monitor) -> Iterator[Any]:
             pages = [page for table in tables for page in table.page_assets]
             yield dg.define_asset_job(
                 cadence.job_name,
-                selection=dg.AssetSelection.assets(*(table.name for table in tables), *pages),
+                selection=dg.AssetSelection.assets(
+                    *map(monitor.deployment.asset_key, [*(table.name for table in tables), *pages])
+                ),
                 description="Any of these assets for a range of partitions; what the schedule and "
                 "the sensors run.",
             )
@@ -414,7 +407,7 @@ def _run_request(
         run_key=_run_key(request, night),
         job_name=_request_cadence(monitor, request).job_name,
         asset_selection=[
-            dg.AssetKey(name)
+            monitor.deployment.asset_key(name)
             for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
         ],
         tags={

@@ -510,8 +510,8 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
         name=f"draw_{name}",
         specs=[
             dg.AssetSpec(
-                name,
-                deps=[lateness.name],
+                deployment.asset_key(name),
+                deps=[deployment.asset_key(lateness.name)],
                 description="One page, for people, on how late lines arrive and which window "
                 "would catch them; it opens in any browser, without a network.",
                 group_name="lateness",

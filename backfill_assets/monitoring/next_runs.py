@@ -323,8 +323,9 @@ class RunPlanner:
 
     def command_of(self, request: Request) -> list[str]:
         """Return the command for a request."""
-        pages = assets_of(request.tables, self.deployment.tables)[len(request.tables) :]
-        return materialize_command(request.tables, request.window, pages)
+        assets = assets_of(request.tables, self.deployment.tables)
+        keys, table_count = [*map(self.deployment.asset_key, assets)], len(request.tables)
+        return materialize_command(keys[:table_count], request.window, keys[table_count:])
 
     def next_batch(
         self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
@@ -496,4 +497,4 @@ def _selected_tables(
     """Return the selected assets; all tables without a selection."""
     if selection is None:
         return frozenset(tables)
-    return frozenset(key.to_user_string() for key in selection)
+    return frozenset(key.path[-1] for key in selection)

@@ -18,7 +18,13 @@ import dagster as dg
 import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
+from backfill_assets.audit.checks import (
+    check_evaluations,
+    day_metadata,
+    evaluated_failures,
+    failure_text,
+    latest_materializations,
+)
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
@@ -45,34 +51,6 @@ from backfill_assets.tables.table import Dependency, Table
 
 #: Ordinary assets are not in the graph of a deployment: each has its own inputs, on the same day.
 _NO_GRAPH = Graph({}, Policy(date.min, None, 0, 0, corrects=False, only_touched=False))
-#: Records of one query: SQLite takes at most some hundred values in one condition.
-_QUERY_SIZE = 500
-
-
-def latest_materializations(
-    instance: dg.DagsterInstance, asset: str, days: Iterable[date]
-) -> dict[date, dg.EventLogRecord]:
-    """Return the latest materialization of each day; of a day not published now, an older one.
-
-    An evaluation must name it, or the UI shows it as missing: Dagster compares the storage ids.
-    """
-    key, partition_keys = dg.AssetKey(asset), {day.isoformat() for day in days}
-    if not partition_keys:  # an empty list would select all days
-        return {}
-    ids = instance.event_log_storage.get_latest_storage_id_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, partition_keys
-    )
-    latest = {}
-    for first in range(0, len(ids), _QUERY_SIZE):
-        storage_ids = list(ids.values())[first : first + _QUERY_SIZE]
-        records = instance.fetch_materializations(
-            dg.AssetRecordsFilter(asset_key=key, storage_ids=storage_ids), limit=len(storage_ids)
-        ).records
-        for record in records:
-            latest[date.fromisoformat(str(record.partition_key))] = record
-    return latest
-
-
 #: The metadata key of the plot.
 PLOT = "task_times"
 #: The plot has at most this many lines; of more tasks, evenly spaced ones are shown.
@@ -144,7 +122,20 @@ class DeltaIOManager(publisher.Publisher):
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = self.deployment.tables[context.asset_key.path[-1]]
+        self._note_failures_of_run(context.step_context, table)
         return publisher.Input(self, table, bool(context.asset_partition_keys))
+
+    def _note_failures_of_run(self, step: Any, table: Table) -> None:
+        """Note the days of an input that an earlier step of the run failed to publish.
+
+        Needed only if the executor gave that step a process of its own.
+        """
+        run_id, selected_keys = step.run_id, step.job_def.asset_layer.selected_asset_keys
+        key = self.deployment.asset_key(table.name)
+        if (run_id, table.name) in self._failed_days or key not in selected_keys:
+            return
+        for name, failed in evaluated_failures(step.instance, run_id, [key]).items():
+            self.note_failed_days(run_id, name, failed)
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
@@ -184,7 +175,8 @@ class DeltaIOManager(publisher.Publisher):
                     not_due |= candidate.plan.not_due
                     task_figures = task_metadata(tasks.read_times())
                     table = candidate.plan.table
-                    for events in self.events(step.instance, table, results, task_figures):
+                    key = context.asset_key
+                    for events in self.events(step.instance, table, results, task_figures, key):
                         yield from internals.stored_events(step, events)
                     self.report_commits(context, step.dagster_run, table, results)
             except CommitRaceError as error:
@@ -245,6 +237,7 @@ class DeltaIOManager(publisher.Publisher):
         table: Table,
         results: Sequence[DayResult],
         task_figures: Mapping[str, Any] = MappingProxyType({}),
+        key: dg.AssetKey | None = None,
     ) -> Iterator[list[internals.AssetEvent]]:
         """Yield the events of the days in lists; store each list before you take the next.
 
@@ -252,8 +245,10 @@ class DeltaIOManager(publisher.Publisher):
         of every day of a run, and shows a day that lacks them as failed or missing if the run
         fails.
 
-        `task_figures` is additional metadata of the days that were computed.
+        `task_figures` is additional metadata of the days that were computed; `key` is that of an
+        ordinary asset, which the deployment does not declare.
         """
+        key = key or self.deployment.asset_key(table.name)
         not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
         newest = max(
             (result.day for result in results if result.outcome not in not_computed), default=None
@@ -262,13 +257,13 @@ class DeltaIOManager(publisher.Publisher):
         # The plot is large, and the same for all days of a run: only the newest day has it.
         yield [
             self._build_materialization(
-                table, result, task_figures if result.day == newest else numbers
+                key, table, result, task_figures if result.day == newest else numbers
             )
             for result in results
             if result.outcome not in (Outcome.FAILED, Outcome.WITHDRAWN)
         ]
         # Afterwards, as an evaluation names the materialization that it belongs to.
-        latest = latest_materializations(instance, table.name, [result.day for result in results])
+        latest = latest_materializations(instance, key, [result.day for result in results])
         check_events: list[internals.AssetEvent] = []
         for result in results:
             record = latest.get(result.day)
@@ -276,7 +271,9 @@ class DeltaIOManager(publisher.Publisher):
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
             withdrawn = result.outcome is Outcome.WITHDRAWN
-            check_events += check_evaluations(table, result.verdict, target, blocks=not withdrawn)
+            check_events += check_evaluations(
+                key, table, result.verdict, target, blocks=not withdrawn
+            )
         yield check_events
 
     def report_commits(
@@ -306,11 +303,15 @@ class DeltaIOManager(publisher.Publisher):
             )
 
     def _build_materialization(
-        self, table: Table, result: DayResult, task_figures: Mapping[str, Any]
+        self,
+        key: dg.AssetKey,
+        table: Table,
+        result: DayResult,
+        task_figures: Mapping[str, Any],
     ) -> dg.AssetMaterialization:
         """Return the materialization of a day; its data version is the digest of the day's rows."""
         return dg.AssetMaterialization(
-            asset_key=table.name,
+            asset_key=key,
             partition=result.day.isoformat(),
             metadata={
                 **day_metadata(result.verdict, result.numbers),

@@ -27,7 +27,7 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.delta.targets import ShadowTarget, TargetError
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.adopt import ClonedDays, Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
@@ -252,8 +252,8 @@ def build_stages(
     destination = ForkDestination.for_target(deployment, target)
     shadow = publisher.with_destination(destination)
     resources = {
-        "io_manager": shadow.as_definition(),
-        "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
+        IO_MANAGER_KEY: shadow.as_definition(),
+        ENGINE_KEY: dg.ResourceDefinition.hardcoded_resource(publisher.engine),
     }
     graph = AssetGraph.from_assets(list(assets))
 
@@ -372,7 +372,7 @@ def days_of_target(
     """
     days_by_name: dict[str, set[date]] = {name: set() for name in target.tables}
     for window in [only_days] if only_days else target.requested_windows:
-        for name, window_days in days_by_table(graph, target.tables, window).items():
+        for name, window_days in days_by_table(deployment, graph, target.tables, window).items():
             days_by_name[name].update(window_days)
     ledgers = {name: target.table_ledger(deployment, name) for name in target.tables}
     all_days = dependent_days(Snapshot.from_deployment(deployment, ledgers), days_by_name)

@@ -14,7 +14,7 @@ from backfill_assets.dagster_ext.failures import is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.shadow import build, compare, switch
 from backfill_assets.tables.code_version import Code
@@ -81,7 +81,7 @@ def _build_shadow_job(
 ) -> dg.JobDefinition:
     """Build the job `shadow_backfill`, whose single run builds all stages of a target."""
 
-    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
     def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
         request = BackfillRequest(
             days=config.days,
@@ -94,7 +94,7 @@ def _build_shadow_job(
         stages = []
         try:
             parse_calendar_days(config.days, deployment.settings)
-            publisher = context.resources.io_manager
+            publisher = context.resources.backfill_assets_io_manager
             target = build.prepare_target(publisher, deployment, config.target, request)
             for stage in build.build_stages(publisher, deployment, assets, target, request):
                 context.log.info(f"stage {stage.name} [{stage.window}] has ended")
@@ -130,7 +130,7 @@ def _build_compare_job(
 ) -> dg.JobDefinition:
     """Build the job `compare_target`, which fails if the comparison finds problems."""
 
-    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    @dg.op(required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
             target = targets.load_target(deployment, config.target)
@@ -139,7 +139,7 @@ def _build_compare_job(
                 target = compare.require_comparison(
                     deployment, target, required if config.require else None
                 )
-            spark = context.resources.engine.spark_session
+            spark = context.resources.backfill_assets_engine.spark_session
             comparison = compare.compare_target(
                 deployment, spark, graph, target, code, config.limits
             )
@@ -150,7 +150,9 @@ def _build_compare_job(
         # asset has not changed.
         for report in comparison.reports:
             numbers = {"target": config.target, **compare.comparison_metrics(report)}
-            yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=numbers)
+            yield dg.AssetObservation(
+                _comparison_key(deployment, report.table.name), metadata=numbers
+            )
         if comparison.problems:
             message = f"{config.target} does not hold: {'; '.join(comparison.problems)}"
             raise dg.Failure(message, metadata=metadata, allow_retries=False)
@@ -185,9 +187,9 @@ def _build_switch_job(
 ) -> dg.JobDefinition:
     """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
 
-    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
     def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
-        publisher, run = context.resources.io_manager, context.run
+        publisher, run = context.resources.backfill_assets_io_manager, context.run
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
             only = parse_calendar_days(config.days, deployment.settings) if config.days else None
@@ -216,9 +218,9 @@ def _build_switch_job(
 def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
 
-    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
-        publisher = context.resources.io_manager
+        publisher = context.resources.backfill_assets_io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
@@ -273,6 +275,11 @@ def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.Se
     return switch_overs
 
 
+def _comparison_key(deployment: Deployment, name: str) -> dg.AssetKey:
+    *prefix, name = deployment.asset_key(name).path
+    return dg.AssetKey([*prefix, COMPARISONS, name])
+
+
 def comparison_assets(deployment: Deployment) -> list[dg.AssetsDefinition]:
     """Return an asset for each table, whose observations compare targets with production.
 
@@ -287,7 +294,7 @@ def comparison_assets(deployment: Deployment) -> list[dg.AssetsDefinition]:
     landed = deployment.graph.landed_tables
     specs = [
         dg.AssetSpec(
-            [COMPARISONS, name],
+            _comparison_key(deployment, name),
             group_name=COMPARISONS,
             owners=deployment.settings.asset_owners,
             description=f"Each comparison of {name}, as a target has it, with production.",

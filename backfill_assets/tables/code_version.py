@@ -31,7 +31,6 @@ from backfill_assets.tables.columns import (
     renamed_from,
     sql_conditions,
 )
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.project_source import DeadEndError, Project, distributions
 from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
@@ -146,15 +145,15 @@ class Code:
         return f"{self.version} (commit {self.commit[:10]}{state[self.dirty]})"
 
 
-def running_code(settings: Settings) -> Code:
-    """The code of a deployment's tables, as it was imported.
+def running_code(settings: Settings, declared: Mapping[str, Table], module: str) -> Code:
+    """The code of the tables that a module declares, by name, as it was imported.
 
     Raises:
         SettingsError: what a table reaches cannot be followed, or a dependency is missing.
     """
-    tables = table_codes(tables_of(settings))
+    tables = table_codes(declared)
     versions = {name: code.digest for name, code in tables.items()}
-    commit, dirty = git_state(settings.git_commit, _declaring_package(settings.tables))
+    commit, dirty = git_state(settings.git_commit, _declaring_package(module))
     return Code(_version_of_all(versions), commit, dirty, versions)
 
 
@@ -392,10 +391,9 @@ def _files_digest(path: Path) -> str:
 # --- git ------------------------------------------------------------------------------------------
 
 
-def _declaring_package(place: str) -> Path:
-    """The package that declares the tables: its folder, or the file of a top-level module."""
-    module = import_module(place.partition(":")[0])
-    source = Path(str(module.__file__))
+def _declaring_package(module: str) -> Path:
+    """The package of a module that declares a table: its folder, or a top-level module's file."""
+    source = Path(str(import_module(module).__file__))
     while (source.parent / "__init__.py").is_file():
         source = source.parent
     return source

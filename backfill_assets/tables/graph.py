@@ -298,19 +298,22 @@ def tables_of(settings: Settings) -> Mapping[str, Table]:
     return load_graph(settings).tables
 
 
-def load_graph(settings: Settings) -> Graph:
-    """The graph of the tables that the setting `tables` names, checked.
+def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> Graph:
+    """The graph of the declared tables and sources, or of those that `settings.tables` names.
 
     Raises:
         SettingsError: they cannot be imported, or do not fit together.
     """
-    return _build_graph(settings.tables, Policy.from_settings(settings))
+    policy = Policy.from_settings(settings)
+    if declared is None:
+        return _build_graph(load_tables(settings.tables), policy, settings.tables)
+    return _build_graph(collect_tables(declared, DECLARED), policy, DECLARED)
 
 
-def _build_graph(tables_path: str, policy: Policy) -> Graph:
+def _build_graph(declared: Mapping[str, Table], policy: Policy, tables_path: str) -> Graph:
     """Check the tables against each other and return their graph."""
     tables: dict[str, Table] = {}
-    for name, table in load_tables(tables_path).items():
+    for name, table in declared.items():
         for dependency in table.inputs(policy):
             if (
                 dependency.source is not table
@@ -323,7 +326,7 @@ def _build_graph(tables_path: str, policy: Policy) -> Graph:
             if dependency.source.retired and not table.is_retired(dependency.source.retired):
                 raise _settings_error(tables_path, _retired_input_message(table, dependency.source))
         for reference in table.unpartitioned_inputs:
-            if reference.name in load_tables(tables_path):
+            if reference.name in declared:
                 raise _settings_error(
                     tables_path, f"{name} reads {reference.name} whole, which has days: use Reads"
                 )
@@ -336,7 +339,7 @@ def _build_graph(tables_path: str, policy: Policy) -> Graph:
         tables[name] = table
         if isinstance(table, Derived):
             _check_versions(tables_path, tables, table)
-    _load_lookups(tables_path)
+    collect_lookups(tables, tables_path)
     return Graph(tables, policy)
 
 
@@ -360,19 +363,14 @@ def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tupl
     return tuple(name for name in active if name in (chosen or active))
 
 
-def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
-    """The lookups of a deployment's tables, by name.
+def collect_lookups(tables: Mapping[str, Table], place: str) -> Mapping[str, Lookup]:
+    """The lookups of the tables that are declared at a place, by name.
 
     Raises:
-        SettingsError: as `load_tables`; or two lookups have the same name.
+        SettingsError: two lookups have the same name.
     """
-    return _load_lookups(settings.tables)
-
-
-def _load_lookups(place: str) -> Mapping[str, Lookup]:
-    """Return the lookups by name; `_build_graph` calls it only to refuse two of one name."""
     lookups: dict[str, Lookup] = {}
-    for table in load_tables(place).values():
+    for table in tables.values():
         for answers in table.answers.values() if isinstance(table, Derived) else ():
             # Two of one name would share a table of answers, and a quota.
             if lookups.setdefault(answers.lookup.name, answers.lookup) is not answers.lookup:
@@ -411,9 +409,14 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
             tables_path,
             f"it is {describe_value(listed)}: give a list, as {attribute} = [VISITS, visits_7d]",
         )
+    return collect_tables(listed.values() if isinstance(listed, Mapping) else listed, tables_path)
+
+
+def collect_tables(listed: Iterable[object], tables_path: str) -> Mapping[str, Table]:
+    """The tables of a list of tables and sources, by name; raises as `load_tables`."""
     tables: dict[str, Table] = {}
     code = RepeatableCode()
-    for table in _expand_sources(listed.values() if isinstance(listed, Mapping) else listed):
+    for table in _expand_sources(listed):
         if not isinstance(table, Table):
             raise _settings_error(
                 tables_path,
@@ -475,17 +478,22 @@ def _expand_sources(entries: Iterable[object]) -> Iterator[object]:
         yield from entry.tables if isinstance(entry, Source) else [entry]
 
 
+#: The place of tables that are given as objects.
+DECLARED = "tables="
+
+
 def _settings_error(place: str, reason: str) -> SettingsError:
+    if place == DECLARED:
+        return SettingsError(f"bad {DECLARED}: {reason}")
     name = f"{PREFIX}TABLES"
     return SettingsError(f"bad settings: {name}={place!r}{origin_note(name)}: {reason}")
 
 
-def config_digests(settings: Settings) -> dict[str, str]:
+def config_digests(settings: Settings, graph: Graph) -> dict[str, str]:
     """By table, a digest of all settings that decide its rows.
 
     Settings that a source overrides count with the value of the source.
     """
-    graph = load_graph(settings)
     digests = {}
     for name, table in graph.tables.items():
         sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]

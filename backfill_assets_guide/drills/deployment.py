@@ -217,7 +217,7 @@ class DrillDeployment:
             settings: those under which it runs that are not the deployment's, by name.
         """
         run_settings = self.settings(**settings)
-        defs = build_defs(run_settings, resources={"engine": engine, **(resources or {})})
+        defs = build_defs(run_settings, engine=engine, resources=resources)
         with self.instance() as instance:
             return materialize_days(
                 defs, days, tables or [*tables_of(run_settings)], instance, tags

@@ -12,6 +12,7 @@ from string import ascii_lowercase
 import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.deployment import IO_MANAGER_KEY
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills import breaking, rates
 from backfill_assets_guide.drills.deployment import DrillDeployment, failure_messages
@@ -143,7 +144,7 @@ def kill_backfill(deployment: DrillDeployment, engine: Engine, rng: random.Rando
     for window, tables in ((deployment.days, LOG), (Window(first, half), MADE)):
         _raise_if_failed(deployment.run(engine, window, tables, tags=tags))
     missing = Window(half, deployment.days.end)
-    killed = {"io_manager": dg.IOManagerDefinition(_kill_run)}
+    killed = {IO_MANAGER_KEY: dg.IOManagerDefinition(_kill_run)}
     result = deployment.run(engine, missing, MADE, resources=killed, tags=tags)
     return StrikeResult(
         missing,

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs, delta_io_manager
+from backfill_assets.deployment import IO_MANAGER_KEY
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import SPARK_ERRORS, Engine
@@ -161,7 +162,7 @@ class Pipeline:
     @cached_property
     def defs(self) -> dg.Definitions:
         """The definitions of the deployment, on the engine of the lab."""
-        return build_defs(self.settings, resources={"engine": self._lab.engine})
+        return build_defs(self.settings, engine=self._lab.engine)
 
     def land_lines(self, day: date, lines: Iterable[Line], name: str = "part-0.jsonl") -> None:
         """Put a file into the folder of an arrival day."""
@@ -185,7 +186,7 @@ class Pipeline:
     @contextmanager
     def io_manager(self) -> Iterator[DeltaIOManager]:
         """What reads and publishes in the runs of the deployment."""
-        with dg.build_resources({"it": (self.defs.resources or {})["io_manager"]}) as resources:
+        with dg.build_resources({"it": (self.defs.resources or {})[IO_MANAGER_KEY]}) as resources:
             yield resources.it
 
     def run_job(self, name: str, op: str, config: Mapping[str, Any]) -> None:

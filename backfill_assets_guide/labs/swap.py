@@ -15,7 +15,6 @@ from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.deployment import Deployment
 from backfill_assets.shadow import build
 from backfill_assets.shadow.compare import compare_target
-from backfill_assets.tables.code_version import running_code
 from backfill_assets_guide.labs.lab import START, JobDiedError, Lab, Pipeline
 
 _DAYS = Window(START, START + 4 * DAY)
@@ -117,7 +116,7 @@ def _compare_target(lab: Lab, after: Pipeline) -> None:
     target = targets.load_target(Deployment(settings), _TARGET)
     graph = AssetGraph.from_assets(after.assets)
     comparison = compare_target(
-        Deployment(settings), lab.spark, graph, target, running_code(settings)
+        Deployment(settings), lab.spark, graph, target, Deployment(settings).code
     )
     for report in comparison.reports:
         lab.show("comparison", report.summary_line)

@@ -222,10 +222,15 @@ def measure_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
     measure_work("plan of 30 days", lambda: make_plan(pipeline, recent_days, tables=tables))
     plan = measure_work(f"plan of {days:,} days", lambda: make_plan(pipeline, all_, tables=tables))
     whole = Window(first, last + DAY)
-    measure_work("the days that follow from them", lambda: days_by_table(graph, tables, whole))
+    measure_work(
+        "the days that follow from them",
+        lambda: days_by_table(pipeline.deployment, graph, tables, whole),
+    )
     measure_work(
         "handing them to Dagster as one backfill",
-        lambda: backfills.launch_stage(pipeline.instance, graph, plan.id, plan),
+        lambda: backfills.launch_stage(
+            pipeline.deployment, pipeline.instance, graph, plan.id, plan
+        ),
     )
     measure_work("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
     state = state_store.load(pipeline.instance, plan.id)

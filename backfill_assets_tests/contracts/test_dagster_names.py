@@ -27,6 +27,7 @@ from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import automation
 from backfill_assets.monitoring.lateness_page import key_figures
 from backfill_assets.orders.tables import FACT
@@ -188,7 +189,7 @@ def test_events(snapshot):
     with dg.DagsterInstance.ephemeral() as instance:
         lists = io_manager.events(instance, FACT, day_results, took)
         events = [event for events in lists for event in events]
-    events += automation._evaluate_checks(make_snapshot())
+    events += automation._evaluate_checks(Deployment(load_settings(**SETTINGS)), make_snapshot())
     lines = {line for event in events for line in event_lines(event)}
     lines.add(f"comparison: metadata {join_names(comparison_metrics(TableDiff(FACT, [])))}")
     lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")

@@ -23,7 +23,7 @@ from backfill_assets.calendar.partitions import DAY, Window, days_of_run
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.commit_log import resolve_path
 from backfill_assets.delta.delta_rs import delta_log, load_log
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
@@ -80,7 +80,7 @@ def io_manager_of(
     defs: dg.Definitions, instance: dg.DagsterInstance | None = None
 ) -> DataFrameIOManager:
     """The IO manager that the runs of definitions have."""
-    resource = {"io_manager": defs.resources["io_manager"]}
+    resource = {"io_manager": defs.resources[IO_MANAGER_KEY]}
     with dg.build_resources(resource, instance=instance) as resources:
         return resources.io_manager
 
@@ -121,7 +121,7 @@ class Pipeline:
         self.settings = load_settings(**{**values, **overrides})
         self.deployment = Deployment(self.settings)
         self.now = datetime.combine(today, time(12), tzinfo=self.settings.zone)
-        self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
+        self.defs = build_defs(self.settings, engine=engine, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
         self.instance = instance_in(root)
         self.io_manager = io_manager_of(self.defs, self.instance)
@@ -310,7 +310,7 @@ def run_verify(
     settings: Settings, engine: Engine, window: Window, tables: Sequence[str] = ()
 ) -> list[VerifiedDay]:
     """What `verification` finds when the days are computed on this engine."""
-    defs = build_defs(settings, resources={"engine": engine})
+    defs = build_defs(settings, engine=engine)
     return verify.verify_days(Deployment(settings), defs, window, tables)
 
 

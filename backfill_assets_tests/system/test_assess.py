@@ -126,7 +126,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(1)]
     assert record.reason_for_day(day(1)) == "undo of byhand13"
 
-    monkeypatch.setattr(code_version, "running_code", lambda _: Code("deployed-meanwhile"))
+    monkeypatch.setattr(code_version, "running_code", lambda *_: Code("deployed-meanwhile"))
     other = Pipeline(engine, tmp_path, window_days=1, timezone="Europe/London")
     other.instance = pipeline.instance
     both = {"other code; other settings": (month,)}

@@ -27,7 +27,7 @@ from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, config_digests
+from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import (
     LAYERS,
@@ -308,7 +308,7 @@ def test_what_has_moved_since_the_plan_is_named(loaded):
 @pytest.fixture
 def redeployed(pipeline, engine, monkeypatch):
     """The same deployment with other code."""
-    monkeypatch.setattr(code_version, "running_code", lambda _: Code("deployed-meanwhile"))
+    monkeypatch.setattr(code_version, "running_code", lambda *_: Code("deployed-meanwhile"))
     other = Pipeline(engine, pipeline.root, window_days=2)
     other.instance = pipeline.instance
     return other
@@ -337,7 +337,9 @@ def test_without_a_plan_other_code_is_refused_as_well(loaded, redeployed):
 
 def test_the_days_that_follow(pipeline):
     """A table that follows two others has the days of both; Dagster's own search may lose some."""
-    days = days_by_table(graph_of(pipeline), list(TABLES), Window(day(4), day(6)))
+    days = days_by_table(
+        pipeline.deployment, graph_of(pipeline), list(TABLES), Window(day(4), day(6))
+    )
     assert [*days] == [*TABLES]
     for name in TABLES:
         follows = (
@@ -347,9 +349,9 @@ def test_the_days_that_follow(pipeline):
             ).by_event_day
         )
         assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
-    assert days_by_table(graph_of(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
-        "fact_daily_orders": [day(4), day(5)]
-    }
+    assert days_by_table(
+        pipeline.deployment, graph_of(pipeline), ["fact_daily_orders"], Window(day(4), day(6))
+    ) == {"fact_daily_orders": [day(4), day(5)]}
 
 
 def test_a_stage_passes_if_it_has_nothing_to_do_and_not_if_dagster_calls_it_failed(loaded):
@@ -497,7 +499,7 @@ def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
     monkeypatch.setattr(
         pipeline.instance, "get_backfill", lambda id_: answers.pop() if answers else get(id_)
     )
-    backfills.advance(pipeline.instance, graph_of(pipeline), state)
+    backfills.advance(pipeline.deployment, pipeline.instance, graph_of(pipeline), state)
     assert answers == []
     assert len(pipeline.instance.get_backfills()) == 1
 
@@ -564,7 +566,7 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
     tags = {"dagster/backfill": "again123"}
     other.run(1, 6, CHAIN, tags=tags)
     assert other.log("raw_orders").version() == before["raw_orders"]
-    ledgers, digests = read_ledgers(other.deployment), config_digests(other.settings)
+    ledgers, digests = read_ledgers(other.deployment), Deployment(other.settings).config_digests
     for name in CHAIN:
         assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
     # What is put back says that the settings of then made it: the one day that differs.
@@ -582,7 +584,7 @@ def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
     """Of the raw log, days 5 and 6 were made under others; staging reads W days ahead."""
     settings = load_settings(landing=str(tmp_path), window_days=2)
     (tmp_path / "orders").mkdir()
-    digest = config_digests(settings)[RAW.name]
+    digest = Deployment(settings).config_digests[RAW.name]
     raw = ledger(
         RAW,
         record(0, days((1, 8)), config_digest=digest),

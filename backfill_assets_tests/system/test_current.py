@@ -20,6 +20,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
@@ -31,7 +32,6 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import ENTRY_PREFIX
 from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order, run_verify
@@ -208,7 +208,7 @@ def test_what_follows_from_the_declarations():
     assert NOW.model.__doc__ == (
         "What each customer spent on a day, with everything that is known now."
     )
-    code = running_code(settings)
+    code = Deployment(settings).code
     assert len({code.table_version(spend_table.name) for spend_table in (SPEND, NOW, FACT)}) == 3
 
 

@@ -109,7 +109,7 @@ class Plain:
         facts = dg.AssetSpec(FACT.name, partitions_def=DAYS)
         self.defs = dg.Definitions(
             assets=[*ASSETS, forgotten, facts],
-            resources={"engine": engine, "io_manager": delta_io_manager(settings, ASSETS, engine)},
+            resources={"io_manager": delta_io_manager(settings, ASSETS, engine)},
         )
 
     def run(

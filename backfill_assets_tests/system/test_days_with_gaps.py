@@ -153,10 +153,10 @@ def test_a_plan_of_scattered_days_is_launched_with_these_days(recorded):
     plan = make_plan(recorded, text, tables=(RAW.name,), pilot_days=2, chunk_days=None)
     assert plan.runs == len(numbers)
     graph, instance = recorded.repository.asset_graph, recorded.instance
-    state = stages.launch_stage(instance, graph, plan.id, plan)
+    state = stages.launch_stage(recorded.deployment, instance, graph, plan.id, plan)
     state.stage += 1
     state_store.save(instance, state)
-    stages.advance(instance, graph, state)
+    stages.advance(recorded.deployment, instance, graph, state)
     days = [
         launch.asset_backfill_data.get_target_partitions_subset(dg.AssetKey(RAW.name))
         for launch in state_store.find_backfill(instance, plan.id).launches
@@ -168,11 +168,14 @@ def test_a_plan_of_scattered_days_is_launched_with_these_days(recorded):
 
 def test_the_command_of_a_run():
     days = DaySet.from_days([day(1), day(3), day(4)])
-    assert materialize_command([RAW.name], days)[1:3] == [
+    assert materialize_command([dg.AssetKey(RAW.name)], days)[1:3] == [
         "materialize",
         "2024-01-01,2024-01-03...2024-01-04",
     ]
-    assert materialize_command([RAW.name], Window(day(1), day(3)))[-1] == "2024-01-01...2024-01-02"
+    assert (
+        materialize_command([dg.AssetKey(RAW.name)], Window(day(1), day(3)))[-1]
+        == "2024-01-01...2024-01-02"
+    )
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, ORDERS, RAW, REJECTED, STAGED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, load_tables, tables_of
 from backfill_assets_tests.helpers.invented_logs import (
     days,
@@ -177,7 +177,9 @@ def test_what_follows_from_a_declaration():
 
 
 def test_its_code_is_that_of_its_module():
-    orders, more = (running_code(load_settings(**options)) for options in ({}, {"tables": PLACE}))
+    orders, more = (
+        Deployment(load_settings(**options)).code for options in ({}, {"tables": PLACE})
+    )
     assert orders.tables == {name: more.table_version(name) for name in orders.tables}
     assert more.table_version(SPEND.name) not in orders.tables.values()
     assert orders.version != more.version

@@ -22,6 +22,7 @@ from backfill_assets.backfills.planner import days_by_table
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Window
 from backfill_assets.definitions import build_defs
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.finality import window_closed_at
@@ -708,7 +709,7 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
         for start, length in ((1, 1), (4, 1), (9, 3), (16, 1), (1, 16)):
             window = Window(day(start), day(start + length))
             requests.append([first, _day_numbers(window)])
-            planned = days_by_table(assets, names, window)
+            planned = days_by_table(Deployment(settings), assets, names, window)
             expected.append(
                 {name: _day_numbers(table_days) for name, table_days in planned.items()}
             )

@@ -21,6 +21,7 @@ from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
 from backfill_assets.delta.ledger_reader import VERSIONS_FILE
 from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run_maintenance
+from backfill_assets.deployment import ENGINE_KEY
 from backfill_assets.orders.tables import CORRECTIONS, FACT
 from backfill_assets.publish.types import ComputedDays, DayResult
 from backfill_assets.spark.session import Engine
@@ -407,7 +408,7 @@ def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch
 def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
     defs = dg.Definitions(
         jobs=[maintenance.maintenance_job(pipeline.deployment)],
-        resources={"engine": pipeline.io_manager.engine},
+        resources={ENGINE_KEY: pipeline.io_manager.engine},
     )
     return defs.resolve_job_def("maintenance").execute_in_process(
         instance=pipeline.instance,

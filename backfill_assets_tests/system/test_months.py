@@ -240,9 +240,12 @@ def test_stages_have_each_partition_once(numbers, pilot_days, chunk_days) -> Non
     request = BackfillRequest(
         days=days, tables=tables, pilot_days=pilot_days, chunk_days=chunk_days
     )
-    graph = asset_graph()
-    whole = days_by_table(graph, tables, request.window)
-    parts = [stages._stage_days(graph, request, window) for _, window in request.split_stages()]
+    graph, deployment = asset_graph(), Deployment(load_settings(tables=PLACE))
+    whole = days_by_table(deployment, graph, tables, request.window)
+    parts = [
+        stages._stage_days(deployment, graph, request, window)
+        for _, window in request.split_stages()
+    ]
     for name in tables:
         stage_days = [day for part in parts for day in part.get(name, [])]
         assert sorted(stage_days) == whole.get(name, [])

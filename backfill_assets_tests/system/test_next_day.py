@@ -10,10 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.graph import config_digests, load_graph, tables_of
+from backfill_assets.tables.graph import load_graph, tables_of
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.next_day_tables import READINGS, consumption
 
@@ -97,7 +98,7 @@ def test_when_lines_arrive_decides_rows(monkeypatch):
         module = ModuleType(place)
         module.TABLES = [replace(READINGS, arrives_after=days)]
         monkeypatch.setitem(sys.modules, place, module)
-        digests.append(config_digests(load_settings(tables=f"{place}:TABLES")))
+        digests.append(Deployment(load_settings(tables=f"{place}:TABLES")).config_digests)
     for table in (READINGS.staged, READINGS.late, READINGS.lateness):
         assert len({digest[table.name] for digest in digests}) == 3
     assert len({digest[READINGS.raw.name] for digest in digests}) == 1

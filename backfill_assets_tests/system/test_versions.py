@@ -246,7 +246,7 @@ def test_dagster_shows_versions_and_retired_assets(engine):
     def asset_graph(today: date) -> BaseAssetGraph:
         settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
         clock = partial(datetime.combine, today, time(12), tzinfo=timezone.utc)
-        defs = build_defs(settings, resources={"engine": engine}, clock=clock)
+        defs = build_defs(settings, engine=engine, clock=clock)
         asset_keys = defs.get_repository_def().get_job("daily").asset_layer.executable_asset_keys
         selected = {key.to_user_string() for key in asset_keys}
         assert selected.isdisjoint(FIRST) == (today >= RETIRES)
@@ -270,7 +270,7 @@ def test_dagster_shows_versions_and_retired_assets(engine):
 
 def test_what_is_retired_is_neither_planned_nor_verified(engine):
     settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
-    defs = build_defs(settings, resources={"engine": engine})
+    defs = build_defs(settings, engine=engine)
     parameters = BackfillRequest(days="2024-01-01", tables=("spent",))
     for ask in (
         lambda: refuse_invalid_request(Deployment(settings), parameters),
