@@ -1,6 +1,6 @@
 """The Dagster `Definitions` of a deployment, and the component for a `defs.yaml`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -35,6 +35,7 @@ def build_defs(
     *,
     tables: Iterable[object] | str | None = None,
     engine: Engine | None = None,
+    translation: Callable[[dg.AssetSpec], dg.AssetSpec] | None = None,
     resources: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     **values: Any,
@@ -53,6 +54,8 @@ def build_defs(
         tables: the tables and sources, or where they are declared, as `module:attribute`; if not
             given, those that the settings name.
         engine: provides the Spark session; as in the settings if not given.
+        translation: changes the group, owners, tags, kinds or description of an asset's spec; its
+            key follows from the setting `key_prefix`.
         resources: replacements for resources of the deployment, by key, for tests.
         clock: gives the current time to the sensors; the system's if not given.
         values: settings by the name of their field, as `warehouse="/lake"`.
@@ -87,7 +90,10 @@ def build_defs(
         ),
     ]
     assets = [
-        asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)) for asset in assets
+        asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)).map_asset_specs(
+            translation or (lambda spec: spec)
+        )
+        for asset in assets
     ]
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
     target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
@@ -203,6 +209,14 @@ def delta_io_manager(
     return fixed_resource(_io_manager(Deployment(settings), engine).add_assets(assets))
 
 
+def with_executor(definitions: dg.Definitions) -> dg.Definitions:
+    """The definitions of a deployment of its own: each run is one process with one session.
+
+    A JVM for each step costs more than the step.
+    """
+    return dg.Definitions.merge(definitions, dg.Definitions(executor=one_process_executor))
+
+
 #: The definitions built in this process, by settings.
 _defs_by_settings: dict[str, dg.Definitions] = {}
 
@@ -214,9 +228,7 @@ def defs() -> dg.Definitions:
     key = settings.model_dump_json()
     # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
-        # One process and one session per run: a JVM for each step costs more than the step.
-        executor = dg.Definitions(executor=one_process_executor)
-        _defs_by_settings[key] = dg.Definitions.merge(build_defs(settings), executor)
+        _defs_by_settings[key] = with_executor(build_defs(settings))
     return _defs_by_settings[key]
 
 

@@ -488,7 +488,8 @@ def _show_value(value: object, place: str = "") -> str:
 
 
 def _is_hidden(value: str, place: str) -> bool:
-    return place.startswith("spark_conf") or is_secret(place) or is_secret(value)
+    named_secret = is_secret(place) and place.lower() != "key_prefix"
+    return place.startswith("spark_conf") or named_secret or is_secret(value)
 
 
 #: The file in DAGSTER_HOME that a running deployment locks; it has the UI's port.

@@ -1301,8 +1301,8 @@ def test_the_commit_is_that_of_the_module_that_declares_the_tables(package, monk
     for module in (package.name, f"{package.name}.tables", "alone"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     own_source, alone = (
-        _declaring_package(f"{package.name}.tables:TABLES"),
-        _declaring_package("alone:TABLES"),
+        _declaring_package(f"{package.name}.tables"),
+        _declaring_package("alone"),
     )
     assert git_state("of the image", own_source) == (run_git(package, "rev-parse", "HEAD"), False)
     assert git_state("of the image", alone) == ("of the image", None)

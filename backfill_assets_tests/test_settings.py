@@ -106,6 +106,7 @@ GOOD = [
     ("BACKFILL_ASSETS_CATALOG", "main.shop", "catalog", "main.shop"),
     ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
     ("BACKFILL_ASSETS_LOCATION", "shop", "location", "shop"),
+    ("BACKFILL_ASSETS_KEY_PREFIX", "lake/gold", "key_prefix", "lake/gold"),
     ("BACKFILL_ASSETS_OWNERS", "team:data,a@b.org", "owners", "team:data,a@b.org"),
     ("BACKFILL_ASSETS_UI_PASSWORDS", "/a/../b", "ui_passwords", Path("/b")),
     ("BACKFILL_ASSETS_UI_URL", "http://dagster:3000/", "ui_url", "http://dagster:3000"),
@@ -328,6 +329,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "ui_url": "http://dagster",
         "ui_passwords": "/people",
         "location": "shop",
+        "key_prefix": "lake/gold",
         "owners": "team:data",
     }
     deciding = {"timezone": "Asia/Tokyo", "window_days": 6, "late_lines": "drop"}

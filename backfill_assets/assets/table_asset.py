@@ -202,8 +202,9 @@ def yield_outputs(
             continue
         request = publisher.request_for_run(table, context.run.run_id, context.run.tags, window)
         yield dg.Output(compute(request), output_name=table.name, metadata={EVENTS_ARE_OURS: True})
+        asset_name = publisher.deployment.asset_key(table.name).to_python_identifier()
         for check in table.check_descriptions:
-            output_name = f"{table.name}_{check}"
+            output_name = f"{asset_name}_{check}"
             if output_name in selected_outputs:
                 yield dg.Output(None, output_name=output_name)
 

@@ -208,6 +208,8 @@ def evaluated_failures(
         still_failed[key.path[-1]] = {
             day: "; ".join(reasons)
             for day, reasons in days.items()
-            if day not in since or since[day].timestamp < last_failure[key, day]
+            # Days with warnings are published: their evaluations follow the materialization.
+            if day not in since
+            or (since[day].run_id != run_id and since[day].timestamp < last_failure[key, day])
         }
     return still_failed

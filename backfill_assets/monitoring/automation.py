@@ -279,9 +279,8 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
     def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
         if not config.tables:
             return
-        results = list(
-            run_maintenance(context.resources.backfill_assets_engine.spark_session, deployment)
-        )
+        spark = context.resources.backfill_assets_engine.spark_session
+        results = list(run_maintenance(spark, deployment))
         context.log.info("; ".join(format_notes(results, dry_run=False)))
         metadata = {"maintenance": dg.MetadataValue.md(as_table(results).to_markdown())}
         if problems := [text for result in results for text in result.problems]:

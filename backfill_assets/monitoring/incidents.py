@@ -373,10 +373,8 @@ def _read_failed_checks(
     deployment: Deployment, table: Table, instance: dg.DagsterInstance
 ) -> dict[date, set[str]]:
     """Return the days that their last run did not publish because of checks, with the checks."""
-    key, partitions = (
-        deployment.asset_key(table.name),
-        table.grain.partitions_def(deployment.settings),
-    )
+    key = deployment.asset_key(table.name)
+    partitions = table.grain.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = internals.get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:

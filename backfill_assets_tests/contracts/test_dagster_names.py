@@ -25,7 +25,7 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.dagster_ext.internals import AssetGraph
-from backfill_assets.definitions import build_defs
+from backfill_assets.definitions import build_defs, with_executor
 from backfill_assets.delta import targets
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import automation
@@ -60,7 +60,7 @@ def read_clock() -> datetime:
 )
 def test_definitions(settings, snapshot, monkeypatch):
     monkeypatch.setattr(targets, "any_targets", lambda _: True)
-    definitions = build_defs(load_settings(**SETTINGS | settings), clock=read_clock)
+    definitions = with_executor(build_defs(load_settings(**SETTINGS | settings), clock=read_clock))
     repository = definitions.get_repository_def()
     lines = [
         *assets_in(repository.asset_graph),

@@ -48,6 +48,7 @@ VALUES = {
     "UI_URL": "https://example.org",
     "STALLED_AFTER": "60",
     "LOCATION": "shop",
+    "KEY_PREFIX": "lake/gold",
     "OWNERS": "team:data",
     "UI_PASSWORDS": "/passwords",
     "SPARK_MASTER": "local[1]",

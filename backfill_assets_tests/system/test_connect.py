@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from backfill_assets.orders.tables import FACT
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine, session_url
 from backfill_assets.spark.stores import S3
+from backfill_assets_guide.examples.host_project.definitions import LAKE
+from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
@@ -117,6 +123,66 @@ def test_processes_with_the_same_settings_share_a_session(outputs, monkeypatch):
 @on_connect
 def test_python_workers_of_a_server_of_ours(outputs):
     assert outputs.words[1] == sys.executable
+
+
+HOST_PROJECT = "backfill_assets_guide.examples.host_project.definitions"
+
+
+def run_steps_in_processes(instance: dg.DagsterInstance, names: Sequence[str]) -> dict[str, str]:
+    """Materialize a day of the project's assets, and return the failures by step."""
+    repository = ReconstructableRepository.for_module(HOST_PROJECT, "defs")
+    keys = [dg.AssetKey([*LAKE, name]) for name in names] + [dg.AssetKey("users_report")]
+    forks = {"forkserver": {"preload_modules": [HOST_PROJECT, "pyspark.sql.connect.session"]}}
+    executor = {"max_concurrent": 1, "start_method": forks}
+    result = dg.execute_job(
+        repository.get_reconstructable_job("__ASSET_JOB"),
+        instance=instance,
+        asset_selection=keys,
+        tags={"dagster/partition": "2024-01-01"},
+        run_config={"execution": {"config": executor}},
+    )
+    failures: dict[str, str] = {}
+    for event in result.filter_events(lambda event: event.is_step_failure):
+        data = event.step_failure_data
+        failures[event.step_key] = str(
+            data.user_failure_data and data.user_failure_data.description
+        )
+    assert result.success is not bool(failures)
+    return failures
+
+
+@on_connect
+def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, monkeypatch):
+    """On Dagster as it comes: SQLite, its executor, an IO manager of the project's.
+
+    A later step knows which days an earlier one did not publish, although rows of them are there.
+    """
+    for name, value in {
+        "LANDING": tmp_path / "landing",
+        "WAREHOUSE": tmp_path / "warehouse",
+        "END": "2024-01-02",
+        "SPARK_CONF": json.dumps(SMALL),
+    }.items():
+        monkeypatch.setenv(f"BACKFILL_ASSETS_{name}", str(value))
+    monkeypatch.setenv("SPARK_REMOTE", connect_engine.url)
+    folder = tmp_path / "landing/visits/arrival_date=2024-01-01"
+    folder.mkdir(parents=True)
+    visit = {"visit_id": "v", "user_id": "u", "page": "/", "clicks": 2, "logged_in": True}
+    times = dict.fromkeys(["began_at", "sent_at"], "2024-01-01T10:00:00Z")
+    (folder / "part-0.jsonl").write_text(json.dumps(visit | times))
+    tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        assert run_steps_in_processes(instance, tables) == {}
+        (report,) = tmp_path.glob("storage/users_report/2024-01-01")
+        assert pickle.loads(report.read_bytes()) == {"users": 1, "visits": 1, "clicks": 2}
+
+        (folder / "part-1.jsonl").write_text("no JSON\n" * 2000)
+        failures = run_steps_in_processes(instance, tables)
+    message = failures.pop("check_days")
+    assert failures == {}
+    assert re.search(r"raw_visits\[2024-01-01\]  .*rejected", message)
+    for name, source in ((tables[2], tables[0]), (tables[3], tables[2])):
+        assert f"{name}[2024-01-01]  conservation: {source}[2024-01-01] failed in this" in message
 
 
 @pytest.fixture(scope="module")
