@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
 from backfill_assets import build_defs, load_settings
 from backfill_assets.deployment import IO_MANAGER_KEY
 from backfill_assets.settings import SettingsError
+from backfill_assets_guide.examples.host_project import definitions as host_project
 from backfill_assets_guide.examples.host_project.definitions import LAKE, defs
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
+PAGE = "docs/your-project.md"
 OURS = dg.AssetKey([*LAKE, active_users_7d.name])
 
 
 @pytest.fixture(scope="module")
 def repository() -> dg.RepositoryDefinition:
     return defs().get_repository_def()
+
+
+def test_the_page_shows_the_example():
+    (block,) = code_blocks(PAGE, "python")
+    assert Path(host_project.__file__).read_text().endswith(f"\n{block}")
 
 
 def test_the_projects_executor_and_io_manager_count(repository):

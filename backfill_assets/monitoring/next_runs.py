@@ -15,7 +15,6 @@ from types import MappingProxyType
 import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import materialize_command
-from backfill_assets.backfills.stages import RECONCILE_JOB
 from backfill_assets.backfills.state_store import active_launches
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext import internals
@@ -449,9 +448,9 @@ def tables_in_progress(
     or retried: they are left out.
     """
     waiting_tables = {
-        run.run_id: _selected_tables(run.asset_selection, tables)
+        run.run_id: written
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
-        if run.job_name != RECONCILE_JOB  # it writes no table
+        if (written := _written_tables(run, tables))
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
     for launch in active_launches(instance) if daemon else ():
@@ -491,10 +490,13 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
     return {*keys} - {run.tags[internals.RUN_KEY_TAG] for run in runs}
 
 
-def _selected_tables(
-    selection: Collection[dg.AssetKey] | None, tables: Collection[str]
-) -> frozenset[str]:
-    """Return the selected assets; all tables without a selection."""
-    if selection is None:
-        return frozenset(tables)
-    return frozenset(key.path[-1] for key in selection)
+#: The jobs of ops that write tables. Any other run without assets is one of the project's own.
+_WRITING_JOBS = frozenset(["housekeeping", "maintenance", "switch_over", "undo"])
+
+
+def _written_tables(run: dg.DagsterRun, tables: Collection[str]) -> frozenset[str]:
+    """Return the tables that a run may write: of a whole job, all."""
+    if run.asset_selection is not None:
+        return frozenset(key.path[-1] for key in run.asset_selection).intersection(tables)
+    is_asset_job = Grain.of_job(run.job_name) or run.job_name.startswith("__ASSET_JOB")
+    return frozenset(tables if is_asset_job or run.job_name in _WRITING_JOBS else ())

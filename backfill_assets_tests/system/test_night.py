@@ -43,6 +43,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     record,
     snapshot_ledgers,
 )
+from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
@@ -57,7 +58,7 @@ def selected_assets(command: str) -> list[str]:
 
 def add_run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str) -> str:
     tags = {key.replace("__", "/"): value for key, value in tags.items()}
-    return create_run_for_test(instance, status=status, tags=tags).run_id
+    return create_run_for_test(instance, job_name="daily", status=status, tags=tags).run_id
 
 
 def test_rebuilds_wait_for_the_batch_before(engine, tmp_path):
@@ -91,6 +92,29 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
         create_run_for_test(instance, job_name="reconcile", status=DagsterRunStatus.STARTED)
         assert tables_in_progress(instance, TABLES).keys() == {queued, started}
         assert tables_in_progress(instance, TABLES, daemon=False).keys() == {started}
+
+
+@pytest.mark.parametrize(
+    ("job", "assets", "tables"),
+    [
+        ("monthly", None, [*TABLES]),
+        ("__ASSET_JOB", None, [*TABLES]),
+        ("undo", None, [*TABLES]),
+        ("train_models", None, []),
+        ("__ASSET_JOB", [["lake", FACT.name], ["report"]], [FACT.name]),
+        ("__ASSET_JOB", [["report"]], []),
+    ],
+)
+def test_runs_of_the_projects_own_write_no_table(job, assets, tables):
+    with memory_instance() as instance:
+        create_run_for_test(
+            instance,
+            job_name=job,
+            status=DagsterRunStatus.STARTED,
+            asset_selection=None if assets is None else frozenset(map(dg.AssetKey, assets)),
+        )
+        in_progress = tables_in_progress(instance, TABLES)
+    assert [*in_progress.values()] == [frozenset(tables)] * bool(tables)
 
 
 @pytest.mark.parametrize(
