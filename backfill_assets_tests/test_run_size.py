@@ -69,7 +69,7 @@ def test_a_command_is_given_tables_of_one_grain():
         with within_command(command, **options), pytest.raises(click.UsageError) as refused:
             build_defs(settings)
     assert str(refused.value) == (
-        "* has tables with partitions of 3 kinds, and a run of Dagster has one. All of them: "
+        "'*' has tables with partitions of 3 kinds, and Dagster's runs have one. All of them: "
         f"`backfill-assets materialize {days}`. Or select them by kind, one command after the "
         f"other: {SELECT}=daily, {SELECT}=weekly_sunday, {SELECT}=monthly. Nothing was run."
     )

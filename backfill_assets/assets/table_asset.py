@@ -94,8 +94,8 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[s
         days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
         tags = [f"tag:{GRAIN_TAG}={grain.job_name}" for grain in Grain if grain in grains]
         raise click.UsageError(
-            f"{selection} has tables with partitions of {len(grains)} kinds, and a run of Dagster "
-            f"has one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
+            f"{selection!r} has tables with partitions of {len(grains)} kinds, and Dagster's runs "
+            f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
             f"one command after the other: {', '.join(tags)}. Nothing was run."
         )
 
