@@ -61,8 +61,7 @@ sample: install ## write sample landing data (unless there is some)
 	@$(BIN)/backfill-assets sample
 
 demo: jars sample $(DAGSTER_HOME)/dagster.yaml ## install, load three weeks of sample orders and show what was published
-	@echo "Materializing all assets for $(DEMO_DAYS) in one run ..."
-	@$(BIN)/dagster asset materialize -m backfill_assets.definitions --select '*' --partition-range $(DEMO_DAYS) 2>&1 | $(BIN)/backfill-assets progress
+	@$(BIN)/backfill-assets materialize $(DEMO_DAYS)
 	@$(BIN)/backfill-assets show
 
 ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000

@@ -10,7 +10,8 @@ import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
 
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
-from backfill_assets.assets.table_asset import report_long_range
+from backfill_assets.assets.table_asset import GRAIN_TAG, refuse_mixed_grains, report_long_range
+from backfill_assets.calendar.partitions import Grain
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.lookups.answers import ServiceCaller
@@ -95,6 +96,7 @@ def build_defs(
         )
         for asset in assets
     ]
+    refuse_mixed_grains(assets, deployment.tables)
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
     target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
     return dg.Definitions(
@@ -124,12 +126,14 @@ def _deployment(
 
 
 def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.AssetSpec:
-    """Add the freshness policy to an asset, and the tags of its version.
+    """Add the freshness policy to an asset, and the tags of its grain and version.
 
-    Unpartitioned assets are refreshed daily. An asset with a retirement day has no policy: Dagster
-    would go on checking it after that day.
+    Unpartitioned assets are refreshed daily, and have the tag of daily tables. An asset with a
+    retirement day has no policy: Dagster would go on checking it after that day.
     """
     table = deployment.tables.get(spec.key.path[-1])
+    grain = table.grain if table else Grain.DAILY
+    spec = spec.merge_attributes(tags={GRAIN_TAG: grain.job_name})
     if table is not None and table.retired:
         description = f"{spec.description or ''} Retired on {table.retired}.".strip()
         spec = spec.replace_attributes(description=description).merge_attributes(

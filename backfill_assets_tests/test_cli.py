@@ -781,20 +781,24 @@ def test_progress_of_a_page_has_no_days(monkeypatch, capsys):
     )
 
 
-def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
+def test_progress_of_days_whose_events_the_log_does_not_have(monkeypatch, capsys):
+    """But of checks that did not pass; the end of a table has the counts of all."""
+    days = "[2024-01-01...2024-01-22]"
     text = log_text(
         *BEGINNING,
-        *[RAW] * 21,
-        "*read_orders - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
-        *[REJECTED] * 21,
-        "*read_orders - raw_orders_rejected [2024-01-01...2024-01-21]: 21 days identical",
+        *(RAW, NOT_PASSED),
+        f"*read_orders - raw_orders {days}: 20 days identical, 1 day written, 1 day failed; "
+        "62 checks evaluated",
+        f"*read_orders - raw_orders_rejected {days}: 22 days identical; 1 checks evaluated",
+        f"*read_orders - other {days}: 1 day written, 1 day unchanged; 2 checks evaluated",
         "*read_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
     assert run_progress(monkeypatch, capsys, text) == (
         0,
-        "  read_orders ... identical raw_orders 20 days, raw_orders_rejected 21 days; "
-        "published raw_orders 1 day\n",
+        "  read_orders ... identical raw_orders 20 days, raw_orders_rejected 22 days; "
+        "published raw_orders 1 day, other 2 days; 65 checks evaluated, 1 did not pass\n"
+        "    raw_orders conservation: x\n",
     )
 
 

@@ -93,6 +93,35 @@ def test_steps_that_wait_for_nothing_run_at_the_same_time(instance):
         ]
 
 
+def test_the_console_has_no_line_for_each_day(instance, capfd):
+    def evaluation(partition: str | None, *, passed: bool) -> dg.AssetCheckEvaluation:
+        return dg.AssetCheckEvaluation(dg.AssetKey("t"), "c", passed=passed, partition=partition)
+
+    @dg.op(out=dg.Out(is_required=False))
+    def publish():
+        yield dg.AssetMaterialization("t", partition="2024-01-01")
+        yield dg.AssetMaterialization("page")
+        yield evaluation("2024-01-01", passed=True)
+        yield evaluation("2024-01-02", passed=False)
+        yield evaluation(None, passed=True)
+
+    @dg.job(executor_def=one_process_executor)
+    def job() -> None:
+        publish()
+
+    def printed_events(run_config: dict | None = None) -> list[str]:
+        created = instance.create_run_for_job(job, run_config=run_config)
+        execute_run(InMemoryJob(job), created, instance)
+        assert len([e for e in step_events(instance, created, "publish") if "ASSET" in e]) == 5
+        lines = capfd.readouterr().err.splitlines()
+        return [line.partition(" - ASSET_")[2] for line in lines if " - ASSET_" in line]
+
+    page = "MATERIALIZATION - Materialized value page."
+    check = "CHECK_EVALUATION - Asset check 'c' on 't'"
+    assert printed_events() == [page, f"{check} did not pass.", f"{check} passed."]
+    assert len(printed_events({"loggers": {"console": {"config": {"log_level": "DEBUG"}}}})) == 5
+
+
 def most_at_once(instance: dg.DagsterInstance, make_job: Callable[[Work], dg.JobDefinition]) -> int:
     """How many steps of a job ran at the same time."""
     lock, running, counts = Lock(), 0, []

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -37,7 +38,7 @@ from backfill_assets.audit.verdicts import (
     total_value,
 )
 from backfill_assets.backfills.diff import DayDiff, DayFigures
-from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.late_data import ArrivalDays, Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import last_days
 from backfill_assets.delta.data_files import TableSnapshot
@@ -315,7 +316,8 @@ def test_lateness_without_money(spark):
     )
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
     log_window = Window(day(3), day(4))
-    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, 1)
+    policy = replace(POLICY, window_days=1)
+    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, policy)
     VISITS.lateness.conform_frame(figures)
     (row,) = (row.asDict() for row in figures.collect())
     nothing = Decimal("0.00")
@@ -335,11 +337,42 @@ def test_lateness_without_money(spark):
     }
     assert staging.day_figures(row)["beyond window amount"] == 0
     expectation = staging.lateness_expectations(
-        {day(3): row}, frame, rejected, VISITS, log_window, 1, {day(2)}
+        {day(3): row}, frame, rejected, VISITS, log_window, policy, {day(2)}
     )[day(3)]
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
     assert "have no published raw_visits;" in expectation.warnings[0]
+
+
+def test_lines_that_wait_for_the_next_arrival_day_are_not_late(spark):
+    """The file of a day comes the next day, and none on Saturday or Sunday.
+
+    2024-01-08 is a Monday. Lines of Friday to Sunday are due on it, those of Monday on Tuesday.
+    """
+    pairs = [(8, 7), (8, 5), (8, 4), (8, 3), (9, 8), (9, 7), (9, 5), (9, 4)]
+    rows = [visit_row(A1, logged, event, sent=60) for logged, event in pairs]
+    # Beyond a year, the days without a file are left out.
+    frame = dated_frame(spark, [*rows, visit_row(A1, 9, 9 - 367)])
+    rejected = spark.createDataFrame([], "arrival_date DATE")
+    policy = replace(
+        POLICY, window_days=14, arrives_after=1, arrival_days=ArrivalDays.parse("mon-fri")
+    )
+    log_window = Window(day(8), day(10))
+    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, policy)
+    by_day = {row["log_date"].day: row.asDict() for row in figures.collect()}
+    # Logged on Monday, lines of Thursday and Wednesday were due on Friday and Thursday. Logged on
+    # Tuesday, lines of Friday to Sunday were due a day before, those of Thursday on Friday.
+    assert [by_day[n]["late_lines"] for n in (8, 9)] == [2, 4]
+    assert [by_day[n]["delay_days_p50"] for n in (8, 9)] == [3, 1]
+    assert [by_day[n]["delay_days_max"] for n in (8, 9)] == [4, 366]
+    assert [by_day[n]["delays"] for n in (8, 9)] == [[1, 3, 4, 5], [1, 2, 4, 5, 367]]
+    tuesday = Window(day(9), day(10))
+    alone = staging.lateness_figures(frame, rejected, VISITS, tuesday, policy)
+    assert [row.asDict() for row in alone.collect()] == [by_day[9]]
+    expected = staging.lateness_expectations(
+        {day(n): by_day[n] for n in (8, 9)}, frame, rejected, VISITS, log_window, policy
+    )
+    assert not any(expectation.problems for expectation in expected.values())
 
 
 class CopyLine(pa.DataFrameModel):
@@ -399,7 +432,9 @@ def test_sums_of_the_largest_amounts(spark):
     ]
     raw = dedup.with_event_day(spark.createDataFrame(rows, source.raw.struct_type), source, "UTC")
     rejected = spark.createDataFrame([], "arrival_date DATE")
-    frame = staging.lateness_figures(raw, rejected, source, Window(day(3), day(4)), 1)
+    frame = staging.lateness_figures(
+        raw, rejected, source, Window(day(3), day(4)), replace(POLICY, window_days=1)
+    )
     source.lateness.conform_frame(frame)
     (row,) = frame.collect()
     assert row["late_amount"] == row["beyond_amount"] == row["amount_by_delay"][0]
@@ -648,7 +683,7 @@ def test_a_dialect_of_csv_and_local_times(spark):
         f"arrival_date date, source_file string, {TEXT} string",
     )
     records = csv_records(lines, CsvHeader(header), source)
-    assert header_columns(header, source)[:2] == ["site", "number"]
+    assert header_columns(CsvHeader(header), source)[:2] == ["site", "number"]
     rows = {row["number"]: row for row in read_versions([records], source, "UTC").collect()}
     assert rows.keys() == {1, 2, 3, 4, None}
     moments = {
@@ -745,6 +780,21 @@ def test_ambiguous_lines_are_a_warning_of_their_day_with_the_mend():
     assert expectation.rows == 27
     (later,) = expected_day(replace(BERLIN, ambiguous="later")).warnings
     assert later == warning.replace("the earlier of two", "the later of two")
+
+
+def test_the_lines_with_ambiguous_times_are_counted_by_day():
+    parsed = ParsedFiles(LandingFiles(), frozenset(), None, AMBIGUOUS_FILES)
+    listed = {name: ListedFile(name, f"/{name}", 9, 1) for name in AMBIGUOUS_FILES}
+    # Those of the day before are read for their early lines alone.
+    targets = {day(n): LoadTarget(LoadManifest(), listed) for n in (1, 2)}
+    counted = partial(
+        raw_expectations.ambiguous_figures,
+        parsed_files=parsed,
+        targets=targets,
+        window=Window(day(1), day(3)),
+    )
+    assert counted(BERLIN) == {day(1): {"ambiguous times": 3}, day(2): {"ambiguous times": 0}}
+    assert counted(replace(BERLIN, timezone="UTC")) == {}
 
 
 def test_a_source_can_hold_back_files_with_ambiguous_lines():
@@ -884,7 +934,7 @@ def test_dates_decide_versions_and_lateness(spark):
     assert [(row["l_orderkey"], row["event_date"]) for row in late] == [(2, day(5))]
     nothing = spark.createDataFrame([], "arrival_date DATE")
     log_window = Window(day(8), day(9))
-    (figures,) = staging.lateness_figures(frame, nothing, ITEMS, log_window, 2).collect()
+    (figures,) = staging.lateness_figures(frame, nothing, ITEMS, log_window, POLICY).collect()
     assert (figures["late_lines"], figures["beyond_lines"]) == (1, 1)
     assert (figures["delay_days_max"], figures["delay_minutes_max"]) == (3, 24 * 60)
     # An import counts them by the same days, also where the table has text.
@@ -928,7 +978,7 @@ def test_a_date_beside_a_time_begins_in_the_business_zone(spark):
     log_window = Window(day(3), day(5))
     late = raw.withColumn("log_date", F.date_add("log_date", 1))
     frame = dedup.with_event_day(late, source, zone)
-    figures = staging.lateness_figures(frame, nothing, source, log_window, 2).collect()
+    figures = staging.lateness_figures(frame, nothing, source, log_window, POLICY).collect()
     # The evening is 22 hours into its day; the other line was sent before its day began.
     assert [row["delay_minutes_max"] for row in figures] == [22 * 60, 0]
 
@@ -954,7 +1004,7 @@ def test_an_alias_that_is_no_name_of_a_column_is_one_in_the_files():
     assert source.may_be_null == {"page", "superseded", "caller"}
     names = ["site", "number", "seconds", "began", "sent", "agent_id", "caller"]
     header = "site,number,DAUER (S),began,sent,agent_id,Anrufer"
-    assert header_columns(header, source) == names
+    assert header_columns(CsvHeader(header), source) == names
     assert replace(source, rename={}).rename == {"Dauer (s)": "seconds"}
 
 
@@ -988,12 +1038,12 @@ def test_a_file_that_does_not_fit_its_source_says_what_to_declare(
 )
 def test_names_of_a_header_in_another_case(header, names):
     rest = ",began,sent"
-    assert header_columns(header + rest, VISITS) == [*names, "began", "sent"]
+    assert header_columns(CsvHeader(header + rest), VISITS) == [*names, "began", "sent"]
 
 
 def test_a_header_that_has_a_field_twice_in_another_case_is_none():
     with pytest.raises(LandingError, match="more than one column is named site"):
-        header_columns("SITE,Site,number,began,sent", VISITS)
+        header_columns(CsvHeader("SITE,Site,number,began,sent"), VISITS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How many days a run takes, and what a command with a longer range is told."""
+"""The days and tables that a run takes, and what a command that asks for others is told."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import dagster as dg
 import pytest
 
 from backfill_assets.assets.table_asset import backfill_policy, report_long_range
+from backfill_assets.definitions import build_defs
+from backfill_assets.settings import load_settings
+
+SELECT = "tag:backfill_assets/grain"
 
 
 @contextmanager
@@ -55,3 +59,24 @@ def test_what_is_no_range_is_left_to_dagster(capsys):
 
 def test_outside_of_a_command():
     assert backfill_policy(5) == dg.BackfillPolicy.multi_run(5)
+
+
+def test_a_command_is_given_tables_of_one_grain():
+    settings = load_settings(tables="backfill_assets_guide.examples.growth:TABLES")
+    days = "2024-01-01...2024-01-31"
+    for command, option in (("materialize", "select"), ("launch", "assets")):
+        options = {option: "*", "partition_range": days}
+        with within_command(command, **options), pytest.raises(click.UsageError) as refused:
+            build_defs(settings)
+    assert str(refused.value) == (
+        "'*' has tables with partitions of 3 kinds, and Dagster's runs have one. All of them: "
+        f"`backfill-assets materialize {days}`. Or select them by kind, one command after the "
+        f"other: {SELECT}=daily, {SELECT}=weekly_sunday, {SELECT}=monthly. Nothing was run."
+    )
+    with within_command("materialize", select=f"{SELECT}=daily", partition=days[:10]):
+        repository = build_defs(settings).get_repository_def()
+    for name in ("daily", "weekly_sunday", "monthly"):
+        keys = dg.AssetSelection.from_string(f"{SELECT}={name}").resolve(repository.asset_graph)
+        assert keys == repository.get_job(name).asset_layer.selected_asset_keys
+    with within_command("materialize", select="nothing,of,ours"):
+        build_defs(settings)

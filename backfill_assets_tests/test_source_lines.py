@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.landing import files as landing_files
 from backfill_assets.landing.files import Control, probe_files, read_lines
 from backfill_assets.landing.formats import (
+    TEXT,
     careful_patterns,
     key_pattern,
     member_pattern,
@@ -721,6 +722,77 @@ def test_dialects_of_csv_and_other_names(spark, tmp_path: Path, source: Source) 
     assert outcomes == expected
     counts = {name.rpartition("/")[2]: count for name, count in files.line_counts.items()}
     assert counts == {name: len(outcome) for name, outcome in outcomes.items()}
+
+
+def test_a_file_of_dbgen_has_a_delimiter_after_the_last_field(spark, tmp_path: Path) -> None:
+    """Its first line tells; a line without one, or with text after it, is rejected."""
+    path = tmp_path / "sales" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    ends = ["1|note|", "|'a|b'|", "2|no end", "3|x|more", "4|x||", "5||"]
+    lines = [f"{n}|{DAY}|1.50|{end}\n" for n, end in enumerate(ends)]
+    (path / "lines.tbl").write_text("".join(lines))
+    (path / "plain.tbl").write_text(lines[2] + lines[0])
+    files = probe_files(spark, str(tmp_path), NO_HEADER, Window(DAY, DAY + timedelta(days=1)))
+    rows = read_versions(read_lines(spark, files, NO_HEADER), NO_HEADER, "UTC").collect()
+    read = {
+        (row["source_file"].rpartition("/")[2], (row[TEXT] or row["sale_id"])[0]): row["_reason"]
+        or (row["pieces"], row["note"])
+        for row in rows
+    }
+    misfit = "not 5 fields as the source has"
+    rejected = f"{misfit}, each with '|' after it, as in the first line"
+    assert read == {
+        ("lines.tbl", "0"): (1, "note"),
+        ("lines.tbl", "1"): (None, "a|b"),
+        **{("lines.tbl", n): rejected for n in "234"},
+        ("lines.tbl", "5"): (5, None),
+        ("plain.tbl", "2"): (2, "no end"),
+        ("plain.tbl", "0"): misfit,
+    }
+
+
+NOON = "bad sold_on: a time of day, Europe/Berlin, and it is a date"
+
+
+@pytest.mark.parametrize("typed_frames", [0, 9])
+def test_timestamps_of_parquet_at_midnight_are_dates(
+    spark, tmp_path: Path, monkeypatch, typed_frames: int
+) -> None:
+    """Midnight in the zone of the source; any other time is a rejected row, never a date."""
+    monkeypatch.setattr(landing_files, "MOST_TYPED_FRAMES", typed_frames)
+    path = tmp_path / "sales" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    midnight = datetime.combine(DAY, time.min)
+    in_utc = datetime(2024, 1, 1, 23, tzinfo=timezone.utc)
+    second, micro = timedelta(seconds=1), timedelta(microseconds=1)
+    columns = {
+        "local": (arrow.timestamp("us"), [midnight, midnight + micro, midnight - second, None]),
+        "pandas": (arrow.timestamp("ns"), [midnight, midnight + micro]),
+        "utc": (
+            arrow.timestamp("us", "UTC"),
+            [in_utc, in_utc + second, in_utc + timedelta(hours=2)],
+        ),
+        "int96": (arrow.timestamp("ns"), [in_utc.replace(tzinfo=None), midnight]),
+    }
+    for name, (kind, moments) in columns.items():
+        ids = [str(n) for n in range(len(moments))]
+        table = arrow.table({"sale_id": ids, "Sold on": arrow.array(moments, kind)})
+        int96 = name == "int96"
+        pq.write_table(table, path / f"{name}.parquet", use_deprecated_int96_timestamps=int96)
+    source = replace(SALES, timezone="Europe/Berlin")
+    files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    read: dict[str, dict] = {name: {} for name in columns}
+    for frame in read_lines(spark, files, source):
+        for row in read_versions([frame], source, "UTC").collect():
+            name = row["source_file"].rpartition("/")[2].removesuffix(".parquet")
+            read[name][row["sale_id"]] = row["_reason"] or row["sold_on"]
+            assert row["_reason"] != NOON or "2024-01-0" in row[TEXT], "the line is kept as it is"
+    assert read == {
+        "local": {"0": DAY, "1": NOON, "2": NOON, "3": "missing sold_on"},
+        "pandas": {"0": DAY, "1": NOON},
+        "utc": {"0": DAY, "1": NOON, "2": NOON},
+        "int96": {"0": DAY, "1": NOON},
+    }
 
 
 class TicketLine(pa.DataFrameModel):

@@ -137,6 +137,9 @@ class RawLoader:
                     limits,
                     self.accepted,
                 ),
+                numbers=raw_expectations.ambiguous_figures(
+                    source, parsed_files, targets, plan.days
+                ),
                 log_change=LogChange(
                     source,
                     rows,

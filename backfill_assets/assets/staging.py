@@ -5,6 +5,7 @@ figures of lateness group them by key as well. In a run of a range, all of them 
 log days, so they are ranked once for the steps that read the same (`LogLines`).
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -21,8 +22,8 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets.input_frames import sums_by_day
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
-from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.late_data import COMPARED_WINDOWS, Policy, lines_within
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitNotes
 from backfill_assets.deployment import Deployment
@@ -299,12 +300,13 @@ def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
 
 
 def lateness_figures(
-    raw: DataFrame, rejected: DataFrame, source: Source, window: Window, window_days: int
+    raw: DataFrame, rejected: DataFrame, source: Source, window: Window, policy: Policy
 ) -> DataFrame:
     """Return one row for each log day of the window, also for a day without lines.
 
-    `raw` is the result of `with_event_day` for the log days from `window_days` before the window to
-    its end; the days before only tell which keys were known. `rejected` has days of the window.
+    `raw` is the result of `with_event_day` for the log days from `policy.window_days` before the
+    window to its end; the days before only tell which keys were known. `rejected` has days of the
+    window.
     """
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
@@ -312,10 +314,11 @@ def lateness_figures(
     struct = T.StructType().add("log_date", T.DateType())
     days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
     logged = window.sql_condition("log_date")
-    flagged = raw.withColumn(dedup.SUPERSEDED, _is_repeated(source, window_days)).where(logged)
+    flagged = raw.withColumn(dedup.SUPERSEDED, _is_repeated(source, policy.window_days))
+    days_late = _days_late(policy, window)
     parts = (
-        _by_delay(flagged, source, window_days),
-        _delay_percentiles(raw.where(logged), source),
+        _by_delay(flagged.where(logged), source, days_late, policy.window_days),
+        _delay_percentiles(raw.where(logged), source, days_late),
         unread,
     )
     table = source.lateness
@@ -341,21 +344,46 @@ def _delay_days() -> Column:
     return F.datediff("log_date", "event_date")
 
 
-def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
+#: The longest delay of which the days that nothing was expected on are left out.
+_MOST_WAITED = 366
+
+
+def _days_late(policy: Policy, window: Window) -> Column:
+    """Return how many days after its usual arrival a line was logged; 0 or less if in time.
+
+    Lines of a source with `arrives_on` wait for the next day on which something is expected.
+    """
+    days = _delay_days() - policy.arrives_after
+    first = window.start - _MOST_WAITED * DAY
+    waits = [
+        (policy.arrival_of(day) - day).days - policy.arrives_after
+        for day in Window(first, window.end)
+    ]
+    if not any(waits):
+        return days
+    # Text that Spark makes a literal of; thousands of literals would take seconds to plan.
+    waited = F.get(
+        F.from_json(F.lit(json.dumps(waits)), "array<int>"), F.datediff("event_date", F.lit(first))
+    )
+    return days - F.when(_delay_days() <= _MOST_WAITED, waited).otherwise(0)
+
+
+def _by_delay(logged: DataFrame, source: Source, days_late: Column, window_days: int) -> DataFrame:
     """Return counts and sums by log day, in all and by delay.
 
-    Grouped by delay first, which leaves few rows. `logged` has the flag `SUPERSEDED`.
+    Grouped by event day first, which leaves few rows. `logged` has the flag `SUPERSEDED`.
     """
-    late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
+    late, beyond = days_late >= 1, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
     return (
-        logged.groupBy("log_date", _delay_days().alias("delay"))
+        logged.groupBy("log_date", "event_date")
         .agg(
             F.count(F.lit(1)).alias("count"),
             F.sum(dedup.line_amount(source)).alias("amount"),
             F.sum(F.abs(dedup.line_amount(source))).alias("money"),
             F.count_if(dedup.SUPERSEDED).alias("superseded"),
         )
+        .withColumn("delay", _delay_days())
         .groupBy("log_date")
         .agg(
             F.sum("count").alias("lines"),
@@ -377,16 +405,15 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     )
 
 
-def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
+def _delay_percentiles(logged: DataFrame, source: Source, days_late: Column) -> DataFrame:
     """Return delays by log day with late lines, counted from when the lines were expected."""
     times = [F.col(name).cast("timestamp") for name in dedup.compared_times(source)]
     micros = F.unix_micros(F.greatest(*times)) - F.unix_micros(times[0])
     # In integers: a double cannot hold the microseconds between distant times.
     minutes = F.call_function("div", micros, F.lit(60_000_000))
-    days = _delay_days() - source.arrives_after
-    delays = {"days": days, "minutes": minutes}
+    delays = {"days": days_late, "minutes": minutes}
     return (
-        logged.where(days >= 1)
+        logged.where(days_late >= 1)
         .withColumns(delays)
         .groupBy("log_date")
         .agg(
@@ -424,7 +451,7 @@ def lateness_expectations(
     rejected: DataFrame,
     source: Source,
     window: Window,
-    window_days: int,
+    policy: Policy,
     unknown: Collection[date] = (),
 ) -> dict[date, Expectation]:
     """By log day: one row, whose counts are those of the inputs.
@@ -436,11 +463,12 @@ def lateness_expectations(
     both = logged.select(
         "log_date",
         F.lit(1).alias("lines"),
-        (_delay_days() > source.arrives_after).cast("int").alias("late"),
-        dedup.is_late(window_days).cast("int").alias("beyond"),
+        (_days_late(policy, window) >= 1).cast("int").alias("late"),
+        dedup.is_late(policy.window_days).cast("int").alias("beyond"),
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
     names = ("lines", "late", "beyond", "rejected")
+    window_days = policy.window_days
     sums = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
     expectations_by_day = {}
     for day in window:
@@ -531,14 +559,14 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
         rejected = inputs.tables[source.rejected.name].read_days(days)
         # The lines that other steps share are grouped by key already.
         raw = lines.rows if lines.shared is None else lines.shared
-        frame = cache(lateness_figures(raw, rejected, source, days, window_days))
+        frame = cache(lateness_figures(raw, rejected, source, days, policy))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
         published_days = inputs.tables[source.raw.name].ledger.published_days
         log_days = days.widen_by(before=window_days)
         unknown = {d for d in log_days if d >= policy.start and d not in published_days}
         return ComputedDays(
             frame,
-            lateness_expectations(rows, lines.rows, rejected, source, days, window_days, unknown),
+            lateness_expectations(rows, lines.rows, rejected, source, days, policy, unknown),
             scattered=True,
             numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
         )

@@ -15,6 +15,7 @@ from backfill_assets.assets.input_frames import OpenServices, Services
 from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import (
     DaySet,
+    Grain,
     Window,
     partitions_of_run,
     to_ranges,
@@ -43,6 +44,8 @@ from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
+#: The tag of an asset with the name of its grain's job, to be selected by.
+GRAIN_TAG = "backfill_assets/grain"
 #: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
 #: refuse a range of assets whose runs are limited in days.
 _COMMANDS = ("materialize", "launch")
@@ -75,12 +78,39 @@ def report_long_range(partitions_per_run: int) -> None:
         )
 
 
+def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[str, Table]) -> None:
+    """Raise if Dagster's command is given tables of several grains, which it has no run for.
+
+    Raises:
+        click.UsageError: what takes all of them, and the selection of each grain.
+    """
+    selection = _option_of_command("select", "assets")
+    try:
+        keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(assets)
+    except dg.DagsterError:  # it reports that itself
+        return
+    grains = {tables[name].grain for key in keys if (name := key.path[-1]) in tables}
+    if len(grains) > 1:
+        days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
+        tags = [f"tag:{GRAIN_TAG}={grain.job_name}" for grain in Grain if grain in grains]
+        raise click.UsageError(
+            f"{selection!r} has tables with partitions of {len(grains)} kinds, and Dagster's runs "
+            f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
+            f"one command after the other: {', '.join(tags)}. Nothing was run."
+        )
+
+
 def _range_of_command() -> str:
     """Return the range given to one of `_COMMANDS` that loads the definitions; empty if none."""
+    return _option_of_command("partition_range")
+
+
+def _option_of_command(*names: str) -> str:
+    """Return the first of some options that one of `_COMMANDS` is given; empty if none."""
     context = click.get_current_context(silent=True)
     if context is None or context.info_name not in _COMMANDS:
         return ""
-    return context.params.get("partition_range") or ""
+    return next(filter(None, map(context.params.get, names)), "")
 
 
 def delta_assets(

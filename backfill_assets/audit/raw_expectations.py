@@ -161,6 +161,22 @@ def drop_ambiguous_files(
     return bool(ambiguous_counts)
 
 
+def ambiguous_figures(
+    source: Source, parsed_files: ParsedFiles, targets: LoadTargets, window: Window
+) -> dict[date, dict[str, int]]:
+    """By arrival day, the number of lines whose local time is ambiguous, for the UI to plot.
+
+    Of a source in UTC, which has no such times, nothing.
+    """
+    if source.timezone == "UTC":
+        return {}
+    files_by_day = {day: _files_of_day(targets[day].files_to_read, day) for day in window}
+    return {
+        day: {"ambiguous times": parsed_files.counts_of(files).ambiguous}
+        for day, files in files_by_day.items()
+    }
+
+
 def _ambiguous_messages(source: Source, counts: FileCounts) -> list[str]:
     """Report lines of an arrival day that are loaded although their local time is ambiguous."""
     if not counts.ambiguous:

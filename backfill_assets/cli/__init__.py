@@ -1,7 +1,7 @@
 """The `backfill-assets` command: what Dagster's own commands do not cover.
 
-Running assets is Dagster's part (`dagster asset materialize`, the UI); there is no load path here.
-`materialize` runs them by Dagster, for days with gaps, which its own command does not take.
+Running assets is Dagster's part; there is no load path here. `materialize` runs them by Dagster:
+tables of all grains, and days with gaps, which `dagster asset materialize` does not take.
 A module for each family of commands. They load Dagster, Spark and the tables when a command runs,
 so that help and completion are quick. Another package adds a command by an entry point in the group
 `backfill_assets.commands`: a name, and a function that `output.command` made a command.
@@ -142,7 +142,7 @@ def _explains_itself(error: Exception) -> bool:
 def cli() -> None:
     """Plan, launch, prove and undo backfills; see what is published.
 
-    The assets themselves are run by Dagster: `dagster asset materialize`, or the UI.
+    Dagster runs the assets: by `backfill-assets materialize`, by the UI or by its own commands.
     """
 
 

@@ -51,11 +51,12 @@ def materialize(
     stale: bool,
     yes: bool,
 ) -> Status:
-    """Materialize any days of tables, in one run.
+    """Materialize any days of tables, in as few runs as possible.
 
     PARTITIONS are days and ranges with commas between them. BACKFILL is the id of a backfill or of
     a stage of it, or the first 8 characters of a run's. Exactly these days are built: gaps between
-    them stay as they are. Tables by week or month, or with other days, have a run of their own.
+    them stay as they are. A run has at most BACKFILL_ASSETS_PARTITIONS_PER_RUN days (31), in 80
+    ranges. Tables by week or month, or with other days, have runs of their own.
     Needs DAGSTER_HOME. It ends with 1 if a run failed.
     """
     if sum(map(bool, (partitions, failed_of, stale))) != 1:

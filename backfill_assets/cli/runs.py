@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
-#: What the IO manager logs of a table's days that need no change.
-_IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-., \d]+\]: (?:.*, )?(\d+) days? identical")
+#: What the IO manager logs of a table at the end of its step, and the numbers in it.
+_TABLE_COUNTS = re.compile(r" - (\w+) - (\w+) \[[-., \d]+\]: (\d+ days? \w+.*)")
+_COUNT = re.compile(r"(\d+) (?:days? )?(\w+)")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
-#: A failed check, and the first line of its message.
-_FINDING = re.compile(r"Asset check '(\w+)' on '(\w+)' did not pass\.(?: Description: '(.*))?")
+#: An evaluation: the check, its asset, whether it failed, and the first line of its message.
+_CHECK = re.compile(
+    r"Asset check '(\w+)' on '(\w+)' (?:passed|(did not pass))\.(?: Description: '(.*))?"
+)
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors whose message is enough; their stack trace would hide it.
 _SELF_EXPLAINED = (_FAILURE, "backfill_assets.")
@@ -56,11 +59,11 @@ def condense_log(lines: Iterable[str], out: Output) -> Status:
 
 @dataclass
 class _StepLog:
-    """The days and checks of a step so far."""
+    """The days and checks of a step so far, by asset."""
 
     days: Counter[str] = field(default_factory=Counter)
     identical: Counter[str] = field(default_factory=Counter)
-    checks: int = 0
+    checks: Counter[str] = field(default_factory=Counter)
     findings: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -82,14 +85,15 @@ class _StepLog:
                 for asset, n in counts.items()
             )
             # Identical days are materialized as well.
-            for counts in (self.days - self.identical, self.identical)
+            for counts in (self.days - self.identical, +self.identical)
         )
         bad = f", {self.failed_checks} did not pass" if self.failed_checks else ""
+        checks = self.checks.total()
         parts = [f"identical {identical}"] if identical else []
-        if days or not (self.checks or identical):
+        if days or not (checks or identical):
             parts.append(f"published {days or 'nothing'}")
-        if self.checks or not (days or identical):
-            parts.append(f"{self.checks} checks evaluated{bad}")
+        if checks or not (days or identical):
+            parts.append(f"{checks} checks evaluated{bad}")
         return "; ".join(parts)
 
 
@@ -112,10 +116,8 @@ class _LogCondenser:
         self.forget_output()
         if event_match := _EVENT.search(line):
             self._handle_event(event_match["step"], event_match["event"], line)
-        elif identical_match := _IDENTICAL.search(line):
-            self.running[identical_match[1]].identical[identical_match[2]] += int(
-                identical_match[3]
-            )
+        elif counts_match := _TABLE_COUNTS.search(line):
+            self._set_counts(*counts_match.groups())
         elif skipped_match := _SKIPPED.search(line):
             self.print_line(f"  {skipped_match[1]} ... not run, because of what failed before it")
 
@@ -143,17 +145,30 @@ class _LogCondenser:
             asset = _ASSET.search(line)
             self.running[name].days[asset[1] if asset else "?"] += 1
         elif kind == "ASSET_CHECK_EVALUATION":
-            step = self.running[name]
-            step.checks += 1
-            if finding := _FINDING.search(line):
-                # Backslashes escape Markdown for Dagster's pages.
-                text = re.sub(r"\\(\W|_)", r"\1", (finding[3] or "").rstrip("\n").removesuffix("'"))
-                step.findings[f"{finding[2]} {finding[1]}"].append(text)
+            self._handle_check(self.running[name], line)
         elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
             self.step_failed = kind == "STEP_FAILURE"
             self.end_step(name, "FAILED; " if self.step_failed else "")
         elif kind == "RUN_SUCCESS":
             self.succeeded = True
+
+    def _handle_check(self, step: _StepLog, line: str) -> None:
+        """Count an evaluation, and keep what it says if it did not pass."""
+        if check := _CHECK.search(line):
+            name, asset, failed, text = check.groups()
+            step.checks[asset] += 1
+            if failed:
+                # Backslashes escape Markdown for Dagster's pages.
+                text = re.sub(r"\\(\W|_)", r"\1", (text or "").rstrip("\n").removesuffix("'"))
+                step.findings[f"{asset} {name}"].append(text)
+
+    def _set_counts(self, name: str, asset: str, text: str) -> None:
+        """Take a table's counts: of its days, the log has no event but of checks that failed."""
+        counts = Counter({what: int(number) for number, what in _COUNT.findall(text)})
+        step = self.running[name]
+        step.identical[asset] = counts["identical"]
+        step.days[asset] = counts["identical"] + counts["written"] + counts["unchanged"]
+        step.checks[asset] = counts["checks"]
 
     def end_step(self, name: str, prefix: str) -> None:
         """Print a step's outcome in one line; steps may run at the same time."""

@@ -44,10 +44,13 @@ class CsvHeader:
     Attributes:
         text: the first record; empty if the source has files without a header.
         encoding: of the file: as its mark says, or as the source does.
+        ends_in_delimiter: whether records of a file without a header have a delimiter after the
+            last field, as those of TPC-H's `dbgen`: the first one tells.
     """
 
     text: str
     encoding: str = UTF_8
+    ends_in_delimiter: bool = False
 
 
 # A correctly quoted field; `*+` because Java recurses for each repetition of a plain `*`.
@@ -198,18 +201,19 @@ def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> CsvHe
     if record is None:
         return None
     if source.header:
-        header_columns(record, source)
-        return CsvHeader(record, encoding)
-    _raise_if_header(record, source)
-    return CsvHeader("", encoding)
-
-
-def _raise_if_header(record: str, source: Source) -> None:
-    """Raise if the first record of a file that is to have no header is one."""
+        header = CsvHeader(record, encoding)
+        header_columns(header, source)
+        return header
     try:
         texts = split_record(record, source)
     except csv.Error:
-        return
+        texts = []
+    _raise_if_header(record, texts, source)
+    return CsvHeader("", encoding, texts[len(source.fields) :] == [""])
+
+
+def _raise_if_header(record: str, texts: Sequence[str], source: Source) -> None:
+    """Raise if the first record of a file that is to have no header is one."""
     if {*source.fields} <= {*match_fields(texts, source.fields, source.rename)}:
         raise LandingError(
             "its first line is a header, and the source is declared with header=False: leave that "
@@ -267,20 +271,22 @@ def split_record(record: str, source: Source) -> list[str]:
     return next(reader)
 
 
-def header_columns(header: str, source: Source) -> list[str]:
+def header_columns(header: CsvHeader, source: Source) -> list[str]:
     """The column names of a CSV file; the fields of the source if its files have no header.
+
+    What is after a last delimiter is a column without a name.
 
     Raises:
         LandingError: the first line is not a header with each required field once. A file without a
             header would lose its first line, and all other lines would be rejected.
     """
     if not source.header:
-        return [*source.fields]
+        return [*source.fields, *[""] * header.ends_in_delimiter]
     try:
-        record = split_record(header, source)
+        record = split_record(header.text, source)
     except csv.Error as error:
         raise LandingError(
-            f"its first line is not a header: {error}{_header_excerpt(header)}"
+            f"its first line is not a header: {error}{_header_excerpt(header.text)}"
         ) from None
     names = match_fields([name.strip() for name in record], source.fields, source.rename)
     required = [name for name in source.fields if name not in source.may_be_null]
@@ -289,11 +295,11 @@ def header_columns(header: str, source: Source) -> list[str]:
         advice = "" if {*names} & {*source.fields} else _OTHER_HEADER
         raise LandingError(
             f"its first line is not a header with {', '.join(missing)}{separated}"
-            f"{_header_excerpt(header)}{advice}"
+            f"{_header_excerpt(header.text)}{advice}"
         )
     if repeated := [name for name in source.fields if names.count(name) > 1]:
         raise LandingError(
-            f"more than one column is named {', '.join(repeated)}{_header_excerpt(header)}"
+            f"more than one column is named {', '.join(repeated)}{_header_excerpt(header.text)}"
         )
     if len(names) > _MOST_FIELDS:
         raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
@@ -318,7 +324,7 @@ def _header_excerpt(header: str) -> str:
 
 def csv_records(lines: DataFrame, header: CsvHeader, source: Source) -> DataFrame:
     """The fields of CSV records, found by the names in the header, in any order."""
-    names = header_columns(header.text, source)
+    names = header_columns(header, source)
     places = {name: f"_csv.c{names.index(name)}" for name in source.fields if name in names}
 
     def cell(name: str) -> Column:
@@ -346,11 +352,14 @@ def csv_records(lines: DataFrame, header: CsvHeader, source: Source) -> DataFram
     if header.encoding not in (UTF_8, UTF_16):
         is_encoded = ~text.contains(NO_CHARACTER)
     expected = "as in the header" if source.header else "as the source has"
+    if header.ends_in_delimiter:
+        misfit |= F.coalesce(F.col(f"_csv.c{len(source.fields)}") != "", F.lit(False))
+        expected += f", each with {source.delimiter!r} after it, as in the first line"
     problem = (
         F.when(~is_encoded, f"not {header.encoding.upper()}")
         .when(has_loose_quotes(source), "a quote out of place")
         .when(_has_quoted_nul(source), "a NUL in quotes" if source.quote else "a NUL")
-        .when(misfit, f"not {len(names)} fields {expected}")
+        .when(misfit, f"not {len(names) - header.ends_in_delimiter} fields {expected}")
     )
     wrong_numbers = (_number_problem(cell(name), source, name) for name in places)
     return frame.select(

@@ -85,7 +85,7 @@ class LandingFile:
     def format(self) -> str:
         """`json`, `csv` or `parquet`."""
         suffix = self.name.removesuffix(".gz").rsplit(".", 1)[1]
-        return "json" if suffix == "jsonl" else suffix
+        return {"jsonl": "json", "tbl": "csv"}.get(suffix, suffix)
 
 
 @dataclass(frozen=True)

@@ -108,12 +108,12 @@ def _is_text(name: str) -> bool:
 CONTROL_FILE = "_control.json"
 #: Characters of a glob, which must be escaped for Spark.
 GLOB = re.compile(r"[\\{}\[\]*?]")
-_READABLE_NAME = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
+_READABLE_NAME = re.compile(r".*\.((jsonl|json|csv|tbl)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Suffixes of unfinished files.
 _UNFINISHED = (".tmp", ".part")
 #: Suffixes of uncompressed files, and how many bytes a short line has in them and in other files.
-_TEXT = (".jsonl", ".json", ".csv")
+_TEXT = (".jsonl", ".json", ".csv", ".tbl")
 _LINE_BYTES, _COMPRESSED_LINE_BYTES = 50, 10
 #: Suffix of the empty objects by which some writers mark a folder of an object store.
 FOLDER_MARK = "_$folder$"

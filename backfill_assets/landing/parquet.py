@@ -185,20 +185,23 @@ def parquet_fields(
             `TEXT` is a struct, which takes a third of the time.
     """
     types = dict(columns.types)
-    values = {name: column_value(columns, name, kind) for name, kind in types.items()}
-    texts = {name: _value_text(values[name], kind, source) for name, kind in types.items()}
+    cells = {name: column_value(columns, name, kind) for name, kind in types.items()}
+    texts = {name: _value_text(cells[name], kind, source) for name, kind in types.items()}
+    row = F.struct(*[cell.alias(name) for name, cell in (texts if as_text else cells).items()])
     problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
     all_problems = [*problems, *_identifier_column_problems(columns, source)]
+    for name in _dates_in_timestamps(types, source):
+        cells[name], problem = _date_at_midnight(name, cells[name], types[name], source)
+        types[name], texts[name] = T.DateType(), cells[name].cast("string")
+        all_problems.append(problem)
 
     def field_column(name: str) -> Column:
         if name not in types:
             return missing_field(name)
         if as_text or not _fits_type(types[name], source.types[name], source.timezone):
             return texts[name].alias(name)
-        return values[name].cast(source.types[name]).alias(name)
+        return cells[name].cast(source.types[name]).alias(name)
 
-    cells = texts if as_text else values
-    row = F.struct(*[column.alias(name) for name, column in cells.items()])
     return rows.select(
         *origin_columns(source),
         (F.lit("{}") if not types else F.to_json(row) if as_text else row).alias(TEXT),
@@ -230,6 +233,28 @@ def _fits_type(kind: T.DataType, field_type: T.DataType, timezone: str) -> bool:
     if isinstance(kind, T.TimestampNTZType):
         return isinstance(field_type, T.TimestampType) and timezone == "UTC"
     return kind == field_type and not isinstance(field_type, T.StringType)
+
+
+def _dates_in_timestamps(types: Mapping[str, T.DataType], source: Source) -> list[str]:
+    """The fields that are dates of columns that are timestamps: pandas and Oracle have no dates."""
+    return [
+        name
+        for name, kind in types.items()
+        if isinstance(kind, T.TimestampType | T.TimestampNTZType)
+        and isinstance(source.types.get(name), T.DateType)
+    ]
+
+
+def _date_at_midnight(
+    name: str, moment: Column, kind: T.DataType, source: Source
+) -> tuple[Column, Column]:
+    """The date that a timestamp at midnight is; null, and the problem, if it is another time."""
+    local = moment.cast("timestamp")
+    if isinstance(kind, T.TimestampType) and source.timezone != "UTC":
+        local = F.from_utc_timestamp(local, source.timezone)
+    is_date = F.date_trunc("day", local) == local
+    problem = F.when(~is_date, f"bad {name}: a time of day, {source.timezone}, and it is a date")
+    return F.when(is_date, local.cast("date")), problem
 
 
 def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:

@@ -64,7 +64,7 @@ def _sample_text(
     filesystem: pafs.FileSystem, entry: ListedFile, source: Source, fields: Sequence[str]
 ) -> Iterator[Values]:
     """Yield the fields of at most `MOST_LINES` lines, evenly spread over the sampled lines."""
-    if not entry.path.removesuffix(".gz").endswith(".csv"):
+    if not entry.path.removesuffix(".gz").endswith((".csv", ".tbl")):
         lines = _spread_evenly([*_sample_lines(filesystem, entry)])
         values_by_line = (_json_values(line, fields, source.rename) for line in lines)
         yield from filter(None, values_by_line)
@@ -72,7 +72,7 @@ def _sample_text(
     header = read_header(filesystem, entry.path, source)
     if header is None:
         return
-    names = header_columns(header.text, source)
+    names = header_columns(header, source)
     for line in _spread_evenly(_sample_records(filesystem, entry, source, header.encoding)):
         if line != header.text and (values := _csv_values(line, names, source)):
             yield tuple(values.get(name) or None for name in fields)

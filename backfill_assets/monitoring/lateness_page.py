@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from math import ceil, log10
+from operator import add
 from typing import Any
 
 import dagster as dg
@@ -248,12 +249,13 @@ def _choose_scale(lowest: float) -> tuple[float, float]:
 def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
     """Return the chart of late lines by log day, those beyond the window on top."""
     beyond = [row["lines"] - lines_within(row, arrives_after + window_days) for row in rows]
-    inside = [row["late_lines"] - n for row, n in zip(rows, beyond, strict=True)]
+    # Lines that waited for the next arrival day may be beyond a short window, and in time.
+    inside = [max(row["late_lines"] - n, 0) for row, n in zip(rows, beyond, strict=True)]
     marks = [
         ("bar sky", f"late, within the window of {format_count(window_days, 'day')}", inside),
         ("bar red", "beyond the window", beyond),
     ]
-    return _log_day_chart(rows, marks, _linear_axis(max(row["late_lines"] for row in rows)))
+    return _log_day_chart(rows, marks, _linear_axis(max(map(add, inside, beyond))))
 
 
 def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:

@@ -160,6 +160,7 @@ class DeltaIOManager(publisher.Publisher):
         run_id = step.dagster_run.run_id
         days = partitions_of_run(context.asset_partition_keys, step.dagster_run.tags)
         outcome_counts: Counter[str] = Counter()
+        check_count = 0
         failed: dict[date, str] = {}
         not_due: dict[date, date] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
@@ -172,6 +173,7 @@ class DeltaIOManager(publisher.Publisher):
                     }
                     self.note_failed_days(run_id, name, failed)
                     outcome_counts.update(d.outcome.value for d in results)
+                    check_count += sum(len(d.verdict.findings) for d in results)
                     not_due |= candidate.plan.not_due
                     task_figures = task_metadata(tasks.read_times())
                     table = candidate.plan.table
@@ -187,6 +189,7 @@ class DeltaIOManager(publisher.Publisher):
             + ", ".join(
                 f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in outcome_counts.items()
             )
+            + f"; {check_count} checks evaluated"
         )
         if not_due:
             context.log.warning(

@@ -154,7 +154,8 @@ class ArrivalLateness(pa.DataFrameModel):
     late_lines: T.LongType = Field(
         ge=0,
         description="Those of them that came a day or more after they were to: after their event "
-        "day, or as many days later as the source says (`arrives_after`).",
+        "day, or as many days later as the source says (`arrives_after`), and then on the next day "
+        "on which it delivers (`arrives_on`).",
     )
     late_amount: _MONEY = Field(description="Sum of the late lines' amounts.")  # type: ignore[valid-type]
     beyond_lines: T.LongType = Field(ge=0, description="Late lines beyond the window.")

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from dagster._cli import cli as dagster_cli
 from pyspark.sql import SparkSession
 
+from backfill_assets import definitions
 from backfill_assets.cli import main, materialize, runs
 from backfill_assets.cli.output import Output, Status
 from backfill_assets.settings import PREFIX
@@ -165,6 +166,8 @@ class Reader:
             patch.object(Engine, "from_settings", lambda _: self._engine),
             patch.object(SparkSession.Builder, "getOrCreate", lambda _: self._engine.spark_session),
             patch.object(materialize, "run_days", _run_days),
+            # Each command is a process, and a range makes other definitions.
+            patch.dict(definitions._defs_by_settings, clear=True),
             patch.object(sys, "path", [folder, *sys.path]),
             (asked / "stdin").open() as stdin,
             patch.object(sys, "stdin", stdin),

@@ -20,6 +20,7 @@ from backfill_assets.audit.verdicts import Severity, judge_days, measure_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import LATENESS, ORDER_LINES
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -129,7 +130,7 @@ def lateness_rows(
         ),
         source,
         window,
-        window_days,
+        replace(source.policy(load_settings()), window_days=window_days),
     )
     LATENESS.conform_frame(frame)
     return sorted((row.asDict() for row in frame.collect()), key=lambda row: row["log_date"])
@@ -220,12 +221,12 @@ def test_numbers_are_what_the_ui_plots():
 
 def test_expectations_count_for_themselves(spark):
     lines, window = generate_lines(), Window(day(10), day(12))
-    rejected = [day(10)]
+    rejected, policy = [day(10)], ORDER_LINES.policy(load_settings(window_days=2))
     raw_frame, rejected_frame = make_frames(spark, lines, rejected)
     rows = {d: expected_row(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
     expectations = staging.lateness_expectations(
-        rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)}
+        rows, raw_frame, rejected_frame, ORDER_LINES, window, policy, {day(8)}
     )
     good, bad = expectations[day(10)], expectations[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
@@ -243,7 +244,7 @@ def test_expectations_count_for_themselves(spark):
     assert not bad.warnings
     # A missing row is the audit's to find.
     frame = staging.lateness_figures(
-        raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
+        raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), policy
     )
     verdicts = judge_days(LATENESS, window, measure_days(frame, LATENESS), expectations, {})
     assert [verdict.worst_severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
