@@ -1,6 +1,6 @@
 """The hand-made mutants fit the code, and CI runs the tests that find them.
 
-And a test that fails in every fork finds none of the others.
+Each of the others is tested in a process that has run no test before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mutmut.state import state
 
 runs = []
 
-def test_in_the_first_process_alone():
+def test_in_a_process_once():
     state()._stats.add("m.x_f")
     runs.append(1)
     assert len(runs) == 1
@@ -48,8 +48,8 @@ def test_everywhere():
 """
 
 
-def test_what_fails_in_any_fork_kills_no_mutant(tmp_path):
-    """As delta-rs does, which works in no fork of a process that has used it."""
+def test_each_mutant_has_a_process_that_has_run_no_test(tmp_path):
+    """delta-rs works in no fork of a process that has used it."""
     for name, text in {
         "test_m.py": TESTS,
         "pyproject.toml": "",

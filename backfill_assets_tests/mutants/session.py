@@ -2,12 +2,12 @@
 
     python -m backfill_assets_tests.mutants.session WANTED RESULTS ARGUMENT ...
 
-All tests run once, which tells what functions each of them reaches, and in which time; and once
-more in a fork, which tells those that fail there without a mutant. Then a process is forked for
-each mutant. It runs the other tests that reach its function to the first that fails: those that
-found other mutants of the function, then the shortest. All is imported and collected by then: a
-mutant takes a fraction of a second where mutmut, which has pytest begin anew, takes several. Its
-time is limited in CPU seconds, of which a loaded machine does not take more.
+All tests run once, which tells what functions each of them reaches, and in which time: in a fork,
+since delta-rs works in no fork of a process that has used it. Then a process is forked for each
+mutant. It runs the tests that reach its function to the first that fails: those that found other
+mutants of the function, then the shortest. All is imported and collected by then: a mutant takes a
+fraction of a second where mutmut, which has pytest begin anew, takes several. Its time is limited
+in CPU seconds, of which a loaded machine does not take more.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import MappingProxyType
 from typing import TextIO
 
 import pytest
@@ -52,8 +51,6 @@ class MutantSession:
         self._forks: dict[int, tuple[str, int]] = {}
         #: In a fork, where to tell that.
         self._failures: int | None = None
-        #: In the fork without a mutant, where to tell what has failed.
-        self._unfit: TextIO | None = None
         self._found_by: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
         self._seconds: dict[pytest.Item, float] = {}
@@ -63,16 +60,14 @@ class MutantSession:
         """Run the tests in place of pytest's own loop."""
         if session.testsfailed:
             raise session.Interrupted("a file of tests cannot be collected")
-        self._run_unchanged(session.items)
-        if not session.testsfailed:
-            gc.freeze()
-            self._leave_out(self._fail_in_fork(session))
-            for number, mutant in enumerate(self._mutants):
-                self._test_mutant(mutant, session)
-                if number % _REPORTED_EVERY == 0:
-                    print(f"{number} of {len(self._mutants)} mutants", file=sys.stderr)
-            while self._forks:
-                self._await_one()
+        gc.freeze()
+        self._trace_tests(session)
+        for number, mutant in enumerate(self._mutants):
+            self._test_mutant(mutant, session)
+            if number % _REPORTED_EVERY == 0:
+                print(f"{number} of {len(self._mutants)} mutants", file=sys.stderr)
+        while self._forks:
+            self._await_one()
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -85,57 +80,35 @@ class MutantSession:
         if self._failures is not None and error and not error.errisinstance(pytest.skip.Exception):
             os.write(self._failures, item.nodeid.encode())
             os._exit(_KILLED)
-        if self._unfit is not None and error:
-            print(item.nodeid, file=self._unfit, flush=True)
 
-    def _run_unchanged(self, items: Sequence[pytest.Item]) -> None:
-        set_mutant_under_test("stats")
-        reached = state()._stats
-        for item, next_item in zip_longest(items, items[1:]):
-            began = time.process_time()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
-            self._seconds[item] = time.process_time() - began
-            for function in reached:
-                self._tests[function].append(item)
-            reached.clear()
-        set_mutant_under_test("")
-
-    def _fail_in_fork(self, session: pytest.Session) -> set[str]:
-        """The tests that fail in a fork in which no code is changed.
-
-        Those of delta-rs do: it works in no fork of a process that has used it.
+    def _trace_tests(self, session: pytest.Session) -> None:
+        """Learn from a fork in which no code is changed what each test reaches, and in which time.
 
         Raises:
-            pytest.Session.Interrupted: the fork did not come to its end.
+            pytest.Session.Interrupted: a test fails, or the fork did not come to its end.
         """
-        with TemporaryFile("w+") as names:
+        with TemporaryFile("w+") as traces:
             pid = os.fork()
             if not pid:
                 code = _INTERNAL_ERROR
                 try:
-                    self._unfit = names
-                    self._run_silently(session, session.items)
-                    code = _SURVIVED
+                    _run_unchanged(session.items, traces)
+                    session.config.pluginmanager.get_plugin("terminalreporter").summary_failures()
+                    code = session.testsfailed and _KILLED
                 finally:
                     os._exit(code)
             if os.waitpid(pid, 0)[1]:
-                raise session.Interrupted("the tests do not come to their end in a fork")
-            names.seek(0)
-            return {*names.read().splitlines()}
-
-    def _leave_out(self, unfit: Collection[str]) -> None:
-        for function, items in self._tests.items():
-            self._tests[function] = [item for item in items if item.nodeid not in unfit]
-        if unfit:
-            print(
-                f"Without those that fail in any fork: {', '.join(sorted(unfit))}", file=sys.stderr
-            )
+                raise session.Interrupted("tests fail without a mutant")
+            traces.seek(0)
+            for item, (seconds, functions) in zip(
+                session.items, map(json.loads, traces), strict=True
+            ):
+                self._seconds[item] = seconds
+                for function in functions:
+                    self._tests[function].append(item)
 
     def _run_silently(
-        self,
-        session: pytest.Session,
-        items: Iterable[pytest.Item],
-        found: Mapping[str, int] = MappingProxyType({}),
+        self, session: pytest.Session, items: Iterable[pytest.Item], found: Mapping[str, int]
     ) -> None:
         """Run tests in a fork: those that found most other mutants, then the shortest."""
         _be_silent()
@@ -186,6 +159,18 @@ class MutantSession:
     def _note(self, mutant: str, exit_code: int) -> None:
         self._results.write(json.dumps([mutant, exit_code]) + "\n")
         self._results.flush()
+
+
+def _run_unchanged(items: Sequence[pytest.Item], traces: TextIO) -> None:
+    """Write a line for each test: its CPU seconds, and the functions that it reaches."""
+    set_mutant_under_test("stats")
+    reached = state()._stats
+    for item, next_item in zip_longest(items, items[1:]):
+        began = time.process_time()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        trace = time.process_time() - began, sorted(reached)
+        print(json.dumps(trace), file=traces, flush=True)
+        reached.clear()
 
 
 def _be_silent() -> None:
