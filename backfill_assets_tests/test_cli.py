@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.cli import added_commands, cli, main
 from backfill_assets.cli.output import Output
+from backfill_assets.monitoring.next_runs import REBUILD, RunPlanner
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.report import ReportTable
@@ -76,6 +77,24 @@ def test_it_is_installed_under_its_name():
         assert f"\n  {word} " in result.stdout
     result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"backfill-assets {version('backfill-assets')}\n"
+
+
+def test_a_night_is_not_fine_while_days_wait_for_days_of_other_settings(monkeypatch, capsys):
+    """No run failed, as none could be asked for; cron hears of it all the same."""
+    reason = "stg_orders[2024-01-01] was made under other settings; rebuild these days first"
+    blocked = [(FACT, JAN[1:2], reason)]
+    monkeypatch.setattr(RunPlanner, "next_batch", lambda *_: (REBUILD, []))
+    monkeypatch.setattr(RunPlanner, "blocked_days", lambda *_: iter(blocked))
+    for name in ("plan_rebuilds", "days_for_a_person"):
+        monkeypatch.setattr(RunPlanner, name, lambda *_: [])
+    monkeypatch.setattr(RunPlanner, "no_data_warnings", lambda *_: {})
+    text = f"{FACT} [2024-01-02] is behind its inputs and cannot be built: {reason}"
+    assert main(["night", "--run"]) == 1
+    assert capsys.readouterr().out == f"Blocked  {text}\n"
+    assert main(["night"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"# {text}"]
+    blocked.clear()
+    assert main(["night", "--run"]) == 0
 
 
 def test_help_is_quick():

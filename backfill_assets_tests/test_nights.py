@@ -28,6 +28,7 @@ from backfill_assets.landing.load_manifest import needs_reload
 from backfill_assets.monitoring.next_runs import (
     Request,
     load_requests,
+    make_follow_rule,
     make_inclusion_rule,
     rebuild_requests,
 )
@@ -181,7 +182,7 @@ class World:
             self.graph,
             31,
             may_include=make_inclusion_rule(snapshot, stale),
-            is_due=lambda name, d: d in self.graph.expected_days(name, today),
+            may_follow=make_follow_rule(snapshot),
         )
 
     def snapshot(self, today: date) -> Snapshot:

@@ -25,6 +25,8 @@ from backfill_assets.monitoring.next_runs import (
     Request,
     first_batch,
     load_requests,
+    make_follow_rule,
+    make_inclusion_rule,
     rebuild_requests,
 )
 from backfill_assets.orders.tables import (
@@ -1214,6 +1216,28 @@ def test_a_long_range_is_cut(per_run, lengths):
 
 def list_request_keys(behind: StaleDays, per_run: int = NO_LIMIT) -> set[str]:
     return {request.key for request in request_rebuilds(behind, per_run)}
+
+
+def test_what_is_not_built_from_days_of_other_settings_does_not_follow_them():
+    """Day 2 of staging is of other settings: facts follow it only if it is built as well."""
+    staged = ledger(STAGED, record(0, days((1, 3))), record(1, days(2), config_digest="of before"))
+    facts = ledger(FACT, record(0, days((1, 3)), inputs={STAGED.name: 0}))
+    known = ledgers(ledger(RAW, make_raw_record(0, days((1, 3)))), staged, facts)
+    config_digests = dict.fromkeys(TABLES, "config")
+    snapshot = replace(snapshot_ledgers(known, POLICY, day(4)), config_digests=config_digests)
+    may_follow = make_follow_rule(snapshot)
+    both = (STAGED.name, FACT.name)
+    assert [may_follow(FACT.name, day(n), both) for n in (1, 2, 3, 4)] == [*[True] * 3, False]
+    assert [may_follow(FACT.name, day(n), (FACT.name,)) for n in (1, 2, 3)] == [True, False, True]
+    # Nor is a day included that would be refused, although it is as it should be.
+    may_include = make_inclusion_rule(snapshot, StaleDays())
+    assert [may_include(FACT.name, day(n)) for n in (1, 2, 3)] == [True, False, True]
+    behind = make_backlog(stg=needed_records(1, (1, 3)))
+    requests = request_rebuilds(behind, NO_LIMIT, may_follow=lambda _table, d, _built: d != day(2))
+    assert describe_requests(requests) == {
+        ((STAGED.name,), "2024-01-02"),
+        (CHAIN, "2024-01-01, 2024-01-03"),
+    }
 
 
 def test_the_key_stays_for_the_same_days_and_inputs():

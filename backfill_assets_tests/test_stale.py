@@ -284,6 +284,54 @@ def test_a_day_that_an_earlier_release_took_back_is_built_once_its_input_is_newe
     }
 
 
+# --- inputs that were made under other settings ---------------------------------------------------
+
+
+def stale_under_settings(*known: Ledger, config_digest: str = "config") -> StaleDays:
+    snapshot = snapshot_ledgers(ledgers(*known), POLICY, LATER)
+    config_digests = dict.fromkeys(snapshot.graph.tables, config_digest)
+    return find_stale_days(replace(snapshot, config_digests=config_digests))
+
+
+def test_a_day_whose_input_was_made_under_other_settings_is_blocked():
+    """No night asks for it, as its run would refuse; it is named with what is to be rebuilt."""
+    staged = ledger(
+        STAGED,
+        record(0, days((1, 3))),
+        record(1, days(2, 3)),
+        record(2, days(2), config_digest="x"),
+    )
+    known = staged, ledger(FACT, record(0, days((1, 3)), inputs={STAGED.name: 0}))
+    stale = stale_under_settings(*known)
+    assert by_number(stale.open[FACT.name]).keys() == {3}
+    assert {n: o.text for n, o in by_number(stale.blocked[FACT.name]).items()} == {
+        2: f"stg_orders[{day(2)}] was made under other settings; rebuild these days first"
+    }
+    assert stale.all_days(FACT.name) == days(2, 3)
+    assert by_number(stale_under_settings(*known, config_digest="x").blocked[FACT.name]) == {
+        3: stale.blocked[FACT.name][day(2)]._replace(
+            text=f"stg_orders[{day(3)}] was made under other settings; rebuild these days first"
+        )
+    }
+
+
+def test_no_day_is_open_that_only_follows_a_blocked_one():
+    """Day 3 is current, and changes only once day 2 can be built."""
+    first, change = record(0, days((1, 3))), record(1, days(2), config_digest="of before")
+    built = values_built(0, 1, 2, 3)
+    known = {CURRENT.name: ledger(CURRENT, first), VALUES.name: ledger(VALUES, built)}
+    values = ledger(VALUES, with_fingerprints(built, known, VALUES))
+    assert by_number(
+        stale_days(ledger(CURRENT, first, change), values).open[VALUES.name]
+    ).keys() == {
+        2,
+        3,
+    }
+    stale = stale_under_settings(ledger(CURRENT, first, change), values)
+    assert by_number(stale.blocked[VALUES.name]).keys() == {2}
+    assert VALUES.name not in stale.open
+
+
 # --- a table that carries state -------------------------------------------------------------------
 
 

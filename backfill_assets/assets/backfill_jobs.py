@@ -20,7 +20,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import ENGINE_KEY, Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import closing_tags
-from backfill_assets.staleness.unloaded import refuse_closing
+from backfill_assets.staleness.unloaded import AFTER_CLOSING, refuse_closing
 from backfill_assets.tables.code_version import Code
 
 
@@ -281,7 +281,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
             title=f"{verb} {source.name}: {len(days)} day(s)",
             reason=config.reason,
         )
-        context.add_output_metadata({"load": f"/runs/b/{id_}"})
+        context.add_output_metadata({"load": f"/runs/b/{id_}", "next": AFTER_CLOSING})
 
     @dg.job(
         description="Says that nothing will come for arrival days of a source: they are loaded as "

@@ -122,6 +122,11 @@ class RawLoader:
             rows,
             raw_expectations.rejected_expectations(parsed_files, targets, retained, plan.days),
             fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
+            numbers={
+                day: {"arrival_folder": "none is expected" if manifest.closed else "none yet"}
+                for day, manifest in manifests.items()
+                if day not in manifest.present_days
+            },
         )
         if table is raw:
             limits = raw_expectations.RejectedLimits.from_settings(self.deployment)

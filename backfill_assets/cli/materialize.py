@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -134,7 +134,7 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
     """Close arrival days or open them again, by a run that loads them; `FINDING` if it failed."""
     from backfill_assets.monitoring.next_runs import assets_of
     from backfill_assets.publish.types import closing_tags
-    from backfill_assets.staleness.unloaded import refuse_closing
+    from backfill_assets.staleness.unloaded import AFTER_CLOSING, refuse_closing
 
     deployment = Deployment(load_settings())
     declared_source = parameters.find_source(deployment, source)
@@ -150,7 +150,7 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
             return Status.FINDING
     verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
     out.print_text(f"{verb} {declared_source.name} [{days}]")
-    out.print_note("Next     the next night loads the days after them, and closes their windows")
+    out.print_note(f"Next     {AFTER_CLOSING}")
     return Status.FINE
 
 
@@ -313,7 +313,8 @@ def _confirm_final_days(
 def night(out: Output, run: bool, as_of: date | None) -> Status:
     """What tonight's runs would be, as commands; with --run, run them.
 
-    In the order in which schedule and sensors would. It ends with 1 if a run failed.
+    In the order in which schedule and sensors would. It ends with 1 if a run failed, or if days are
+    behind their inputs and no run can build them, as inputs were made under other settings.
     """
     deployment = Deployment(load_settings())
     import dagster as dg
@@ -337,13 +338,15 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
                 out, planner, today, *planner.next_batch(today, find_busy_tables(), list)
             )
             _note_days_left_out(out, planner, today)
+            for table, days, reason in planner.blocked_days(today):
+                out.print_command(f"# {_describe_blocked(table, days, reason)}")
             return Status.FINE
         result = run_night(
             planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
         )
         if not find_busy_tables() and not state_store.active_ids(instance):
             save_consistent_versions(deployment, now)
-        status = _report_result(out, today, result)
+        status = _report_result(out, today, result, [*planner.blocked_days(today)])
         _note_days_left_out(out, planner, today)
         return status
 
@@ -374,23 +377,37 @@ def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> s
     from backfill_assets.monitoring.next_runs import LOAD
 
     if not requests:
-        return f"# As of {today} all that has landed is loaded, and every open day is built."
+        return f"# As of {today} all that has landed is loaded, and all is built that can be."
     if kind == LOAD:
         return f"# As of {today}: load, in this order. Then ask again: what it changed is rebuilt."
     return f"# As of {today}: rebuild. Then ask again, until nothing is left."
 
 
-def _report_result(out: Output, today: date, result: NightResult) -> Status:
-    """Print failed requests and those left to other runs; `FINDING` if any failed."""
+def _describe_blocked(table: str, days: Collection[date], reason: str) -> str:
+    from backfill_assets.calendar.partitions import format_ranges
+
+    return f"{table} [{format_ranges(days)}] is behind its inputs and cannot be built: {reason}"
+
+
+def _report_result(
+    out: Output,
+    today: date,
+    result: NightResult,
+    blocked: Sequence[tuple[str, Collection[date], str]],
+) -> Status:
+    """Print failed, blocked and waiting days; `FINDING` if any failed or cannot be built."""
     for request in result.waiting:
         out.print_text(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:
         out.print_text(f"FAILED   {', '.join(request.tables)} [{request.window}]")
+    for table, days, reason in blocked:
+        out.print_text(f"Blocked  {_describe_blocked(table, days, reason)}")
     if result.failed:
         out.print_text(
             "Next     mend what the runs above say and ask again: only what is not built"
         )
         out.print_text("         as it should be is run. The days that passed are published.")
+    if result.failed or blocked:
         return Status.FINDING
     out.print_text(f"Night    {today}: {len(result.succeeded)} run(s), nothing is left to do")
     return Status.FINE

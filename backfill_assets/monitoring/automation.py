@@ -460,7 +460,9 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
             # A schedule has one job.
             yield dg.SkipReason("tables by week or month are left to the sensor touched_days")
         elif not requests:
-            yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
+            yield dg.SkipReason(
+                f"as of {today} all that has landed is loaded, and all is built that can be"
+            )
 
     return nightly
 
@@ -506,7 +508,7 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
             return dg.SkipReason(f"{len(running)} run(s) of the batch before are under way")
         with monitor.lock_reads():
             requests = monitor.planner.plan_rebuilds(monitor.today, in_progress)
-        idle_message = "every open day is up to date or being brought up to date"
+        idle_message = "every open day that can be built is up to date, or being brought up to date"
         return _request_once(context, monitor, next_runs.REBUILD, requests, idle_message)
 
     return touched_days

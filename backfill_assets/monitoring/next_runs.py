@@ -23,7 +23,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.assess import assess, find_obstacles
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
@@ -63,11 +63,11 @@ def _include_nothing(_table: str, _day: date) -> bool:
     return False
 
 
-#: Whether a day of a table is due.
-DueRule = Callable[[str, date], bool]
+#: Whether a run of some tables on a day can build a table that is not behind yet.
+FollowRule = Callable[[str, date, Collection[str]], bool]
 
 
-def _all_due(_table: str, _day: date) -> bool:
+def _all_follow(_table: str, _day: date, _built: Collection[str]) -> bool:
     return True
 
 
@@ -109,13 +109,13 @@ def rebuild_requests(
     waiting_tables: Mapping[str, Container[str]] | None = None,
     may_include: InclusionRule = _include_nothing,
     failed_days: DaysByTable = MappingProxyType({}),
-    is_due: DueRule = _all_due,
+    may_follow: FollowRule = _all_follow,
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their days.
 
     `per_run` and `failed_days` are as in `load_requests`. `waiting_tables` has, by id of an
     unfinished run or backfill, the tables that it will still build if it has changed one of their
-    inputs. A table that is not due on a day is not rebuilt together with its inputs.
+    inputs. A table that `may_follow` excludes on a day is not rebuilt together with its inputs.
     """
     tokens: dict[tuple[date, str], str] = {}
     for table in (*graph.by_log_day, *graph.by_event_day):
@@ -133,7 +133,10 @@ def rebuild_requests(
             waits = {table for table in chain if day in stale.open.get(table, ())} - {*build}
             waits -= graph.upstream_tables(stale_tables[0])
             tables_by_day[day] = tuple(
-                t for t in build if is_due(t, day) and waits.isdisjoint(graph.upstream_tables(t))
+                t
+                for t in build
+                if t in stale_tables or may_follow(t, day, build)
+                if waits.isdisjoint(graph.upstream_tables(t))
             )
         for day, tables in tables_by_day.items():
             allowed_tables = [
@@ -294,6 +297,16 @@ class RunPlanner:
             if other := ledger.under_other_settings(self.deployment.config_digests[table]):
                 yield table, other, "made under other settings than those of now"
 
+    def blocked_days(self, today: date) -> Iterator[tuple[str, Collection[date], str]]:
+        """Yield table, days and reason of days that are behind and that no run could build."""
+        snapshot = Snapshot.from_deployment(self.deployment, read_ledgers(self.deployment), today)
+        for table, obstacles in find_stale_days(snapshot).blocked.items():
+            days_by_text: dict[str, list[date]] = defaultdict(list)
+            for day, obstacle in sorted(obstacles.items()):
+                days_by_text[obstacle.text].append(day)
+            for text, days in days_by_text.items():
+                yield table, days, text
+
     def plan_rebuilds(
         self, today: date, in_progress: Mapping[str, Collection[str]]
     ) -> list[Request]:
@@ -308,7 +321,6 @@ class RunPlanner:
             return []
         snapshot = Snapshot.from_deployment(self.deployment, ledgers, today, self._code)
         may_include = make_inclusion_rule(snapshot, stale)
-        due_days = cache(lambda table: snapshot.graph.expected_days(table, today))
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(
             stale,
@@ -317,7 +329,7 @@ class RunPlanner:
             in_progress,
             may_include,
             _failed_days_by_table(ledgers),
-            lambda table, day: day in due_days(table),
+            make_follow_rule(snapshot),
         )
 
     def command_of(self, request: Request) -> list[str]:
@@ -375,8 +387,8 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
     @cache
     def published_days(table: str) -> frozenset[date]:
         tables = {table, *snapshot.graph.upstream_tables(table)}
-        published = (ledgers[name].published_days for name in tables)
-        return frozenset.intersection(*published) - stale.all_days(table)
+        published = frozenset.intersection(*(ledgers[name].published_days for name in tables))
+        return published - stale.all_days(table) - _blocked_days(snapshot, table, published)
 
     @cache
     def protected_days(table: str) -> set[date]:
@@ -394,6 +406,35 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
         )
 
     return may_include
+
+
+def make_follow_rule(snapshot: Snapshot) -> FollowRule:
+    """Return a rule that allows days which are due, and whose inputs are of the current settings.
+
+    What the run builds as well will be.
+    """
+    graph = snapshot.graph
+    due_days = cache(lambda table: graph.expected_days(table, snapshot.today))
+    blocked_days = cache(lambda table: _blocked_days(snapshot, table, {*due_days(table)}))
+
+    def may_follow(table: str, day: date, built: Collection[str]) -> bool:
+        """Return whether a run of the `built` tables on a day can build this one."""
+        if day not in blocked_days(table):
+            return day in due_days(table)
+        after = snapshot
+        for name in {*graph.direct_inputs(table)}.intersection(built):
+            after = after.with_planned(name, [day])
+        return not _blocked_days(after, table, [day])
+
+    return may_follow
+
+
+def _blocked_days(snapshot: Snapshot, table: str, days: Collection[date]) -> set[date]:
+    """Return the days that are not built, as an input day was made under other settings."""
+    if not any(snapshot.other_settings_days(d.source.name) for d in snapshot.inputs_of(table)):
+        return set()
+    obstacles = find_obstacles(snapshot, table, days, own=True)
+    return {day for day, obstacle in obstacles.items() if obstacle.other_settings}
 
 
 def assets_of(names: Sequence[str], tables: Mapping[str, Table]) -> list[str]:

@@ -72,7 +72,7 @@ STATE_MEANINGS: Mapping[DayState, str] = {
     "input gives; readers see the rows that the undo or the canary put there. No schedule and no "
     "sensor builds these days until the input is another. Materialize them to have the other rows",
     DayState.INPUT_NEWER: "published from older input than there is; the next scheduled run "
-    "rebuilds them",
+    "rebuilds them, once no input day of theirs is made under other settings",
     DayState.HELD: "a landing file was replaced by one that lacks lines which were loaded from it; "
     "the rows stay as they were. Put the old file back, or accept the new one by name: see the "
     "page on landing retention",
@@ -184,10 +184,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
     """Return the state of every day that is due or published."""
     graph, ledger = snapshot.graph, snapshot.ledgers[table]
     other_settings_days = snapshot.other_settings_days(table)
-    stale_days, failed = (
-        set(snapshot.stale.open.get(table, ())),
-        snapshot.failed_checks.get(table, ()),
-    )
+    stale_days = {*snapshot.stale.open.get(table, ()), *snapshot.stale.blocked.get(table, ())}
+    failed = snapshot.failed_checks.get(table, ())
     unloaded_by_log = (
         [snapshot.unloaded[log] for log in graph.source_logs(table)]
         if table in graph.landed_tables

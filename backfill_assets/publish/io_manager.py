@@ -191,6 +191,10 @@ class DeltaIOManager(publisher.Publisher):
             )
             + f"; {check_count} checks evaluated"
         )
+        for day, due_date in not_due.items():
+            # Its partition stays missing; this is what the UI has to show of it.
+            text = f"not due yet, as lines of it are still to come: it is due on {due_date}"
+            context.log_event(dg.AssetObservation(name, partition=str(day), description=text))
         if not_due:
             context.log.warning(
                 f"{name} [{format_ranges(not_due)}] is not due yet, as lines of it are still to "

@@ -283,8 +283,9 @@ def save_consistent_versions(deployment: Deployment, today: date) -> None:
     Call it only when nothing else writes.
     """
     ledgers = read_ledgers(deployment)
-    stale_by_table = find_stale_days(Snapshot.from_deployment(deployment, ledgers, today)).open
-    if not any(stale_by_table.values()) and not is_mixed(deployment):
+    stale = find_stale_days(Snapshot.from_deployment(deployment, ledgers, today))
+    behind = [*stale.open.values(), *stale.blocked.values()]
+    if not any(behind) and not is_mixed(deployment):
         save_versions(deployment.settings.warehouse, ledgers)
 
 

@@ -17,6 +17,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.staleness.assess import (
     DayAssessment,
+    Obstacle,
     assess,
     days_on_hold,
     find_obstacles,
@@ -62,15 +63,20 @@ class StaleDays:
         final: days that only a person may rebuild, as their window has closed.
         on_hold: days whose inputs still give the rows that a person decided against: no schedule
             or sensor builds them.
+        blocked: days that would be open, but for what keeps every run from building them: an input
+            day that was made under other settings, which a person rebuilds first.
     """
 
     open: Mapping[str, Mapping[date, StaleReason]] = field(default_factory=dict)
     final: Mapping[str, Mapping[date, StaleReason]] = field(default_factory=dict)
     on_hold: Mapping[str, set[date]] = field(default_factory=dict)
+    blocked: Mapping[str, Mapping[date, Obstacle]] = field(default_factory=dict)
 
     def all_days(self, table: str) -> set[date]:
         """Return all days of a table that are behind, without those on hold."""
-        return {*self.open.get(table, ()), *self.final.get(table, ())}
+        return {
+            day for part in (self.open, self.final, self.blocked) for day in part.get(table, ())
+        }
 
 
 def find_stale_days(snapshot: Snapshot) -> StaleDays:
@@ -101,9 +107,9 @@ class _LastAnswer(NamedTuple):
         """Return whether it is an answer for a snapshot; a ledger read again is another object."""
         known, ledgers = self.snapshot.ledgers, snapshot.ledgers
         same = len(known) == len(ledgers) and all(map(is_, known.values(), ledgers.values()))
-        return same and (self.snapshot.policy, self.snapshot.today) == (
-            snapshot.policy,
-            snapshot.today,
+        return same and all(
+            getattr(self.snapshot, name) == getattr(snapshot, name)
+            for name in ("policy", "today", "config_digests")
         )
 
 
@@ -112,12 +118,17 @@ _last_answer: list[_LastAnswer] = []
 
 def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
     """Compute the answer of `find_stale_days`, which caches it."""
+    graph, ledgers, today = snapshot.graph, snapshot.ledgers, snapshot.today
+    with_settings = Snapshot(graph, ledgers, today, config_digests=snapshot.config_digests)
     # Days of other code or settings are current, until a person launches them.
-    snapshot = Snapshot(snapshot.graph, snapshot.ledgers, snapshot.today)
+    snapshot = Snapshot(graph, ledgers, today)
     closed = final_days(snapshot)
-    stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
+    open_days: dict[str, dict[date, StaleReason]] = defaultdict(dict)
+    final: dict[str, dict[date, StaleReason]] = defaultdict(dict)
+    on_hold: dict[str, set[date]] = defaultdict(set)
+    blocked: dict[str, dict[date, Obstacle]] = defaultdict(dict)
     for table, newer_inputs in _newer_inputs(snapshot).items():
-        ledger = snapshot.ledgers[table]
+        ledger = ledgers[table]
         assessments = assess(snapshot, table, newer_inputs, respects_holds=True, in_order=False)
         behind = {day: a for day, a in assessments.items() if a.reason and not a.obstacle}
         reasons = {
@@ -130,17 +141,34 @@ def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
             behind = _with_later_days(snapshot, table, behind)
         for day, assessment in behind.items():
             if assessment.on_hold:
-                stale.on_hold[table].add(day)
+                on_hold[table].add(day)
                 continue
             is_final = day in closed.get(table, ())
             if day not in reasons:
                 # It follows another, for the same reasons; but no schedule builds a final one.
-                if day - DAY not in reasons or (day - DAY in stale.final[table] and not is_final):
+                if day - DAY not in reasons or (day - DAY in final[table] and not is_final):
                     continue
                 reasons[day] = reasons[day - DAY]
-            part = stale.final if is_final else stale.open
-            part[table][day] = reasons[day]  # type: ignore[index]
-    return stale
+            (final if is_final else open_days)[table][day] = reasons[day]
+        for day, obstacle in _days_left_by_runs(with_settings, table, open_days[table]).items():
+            del open_days[table][day]
+            if obstacle:
+                blocked[table][day] = obstacle
+    open_days = {table: days for table, days in open_days.items() if days}
+    return StaleDays(open_days, final, on_hold, blocked)
+
+
+def _days_left_by_runs(
+    snapshot: Snapshot, table: str, days: Collection[date]
+) -> dict[date, Obstacle | None]:
+    """Return the days that runs of them would leave, given the settings, with what keeps them.
+
+    Nothing does by itself if a day of a stateful table only follows such a day.
+    """
+    if not any(snapshot.other_settings_days(d.source.name) for d in snapshot.inputs_of(table)):
+        return {}
+    assessments = assess(snapshot, table, days, respects_holds=True)
+    return {day: a.obstacle for day, a in assessments.items() if not a.can_change}
 
 
 def _with_later_days(

@@ -287,6 +287,10 @@ def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+#: What follows once arrival days are closed, or opened again.
+AFTER_CLOSING = "the next night loads the days after them, and closes or opens their windows"
+
+
 def refuse_closing(deployment: Deployment, source: Source, days: Window, *, reopen: bool) -> None:
     """Raise if some arrival days cannot be closed, or opened again.
 

@@ -7,6 +7,7 @@ from datetime import date
 from decimal import Decimal
 from functools import partial
 
+import dagster as dg
 import pytest
 
 from backfill_assets.backfills.undo import undo_backfill
@@ -161,6 +162,13 @@ def test_sundays_without_tickets(city):
     verdicts = city.ledger(TICKETS.raw.name).latest
     assert verdicts[day(14)].days[day(14)].verdict == "warn"
     assert verdicts[day(7)].days[day(7)].verdict == "ok"
+    # Readings of this day come tomorrow: its partition stays missing, and says why.
+    assert city.pipeline.run(15, 15, ["district_day"]).success
+    instance = city.pipeline.instance
+    assert str(day(15)) not in instance.get_materialized_partitions(dg.AssetKey("district_day"))
+    (observed,) = instance.fetch_observations("district_day", limit=9).records
+    assert observed.partition_key == str(day(15))
+    assert f"due on {day(17)}" in observed.asset_observation.description
     # Nothing will come, says a person: nothing is waited for, until it is again.
     city.change_closing(day(15), reopen=False)
     assert city.bad_states() == {}

@@ -204,7 +204,9 @@ class Pages:
         self.open_page(f"/asset-groups~/{','.join(assets)}")
         self.click_element(f"//button[contains(., 'Materialize selected ({len(assets)})')]")
         self.wait_for_text(f"Launch runs to materialize {len(assets)} assets")
-        field = self.wait_for_element("//input[starts-with(@placeholder, 'ex: ')]")
+        field = self.wait_for_element(
+            "//input[starts-with(@placeholder, 'ex: ') or @placeholder='No matching partitions']"
+        )
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(f"[{days}]", Keys.TAB)
         self.wait_for_text(f"{len(days)} partitions")
