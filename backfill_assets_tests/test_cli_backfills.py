@@ -296,8 +296,8 @@ def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkey
     assert (
         f"rewrites final days, which readers count on: {FACT.name} [2024-01-01...2024-0" in message
     )
-    assert message.endswith("nothing was launched. If that is meant: backfill-assets backfill "
-                         "aaaaaaaa --yes\n")  # fmt: skip
+    command = "backfill-assets backfill aaaaaaaa --yes"
+    assert message.endswith(f"nothing was launched. If that is meant, give --yes: {command}\n")
     assert launches == []
     assert main(["backfill", "aaaaaaaa", "--yes"]) == 0
     assert launches == ["aaaaaaaa"]

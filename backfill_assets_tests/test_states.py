@@ -174,6 +174,16 @@ def test_files_added_to_a_loaded_day(table):
         assert result == {}
 
 
+@pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
+def test_a_missing_folder_that_is_no_longer_expected_is_no_newer_input(table):
+    """The next load records that nothing more is expected; no line has come."""
+    now = make_snapshot(load=days(3, 4), without_news=days(3))
+    assert unusual_states(states_by_day(table, now), usual_states(table)) == {
+        3: DayState.INPUT_MISSING,
+        4: DayState.INPUT_NEWER,
+    }
+
+
 @each_table
 @pytest.mark.parametrize(("absent", "open_days"), [(10, (9, 10)), (9, (9,)), (8, ())])
 def test_a_log_day_without_a_folder(table, absent, open_days):
@@ -181,7 +191,7 @@ def test_a_log_day_without_a_folder(table, absent, open_days):
     result = unusual_states(
         states_by_day(table, make_snapshot(absent=days(absent))), usual_states(table)
     )
-    expected = open_days if table in BY_EVENT_DAY else (absent,)
+    expected = open_days if table in BY_EVENT_DAY else {absent}.intersection(open_days)
     assert result == dict.fromkeys(expected, DayState.INPUT_MISSING)
 
 

@@ -61,6 +61,7 @@ def make_snapshot(
     *,
     behind: StaleDays | None = None,
     load: Collection[date] = (),
+    without_news: Collection[date] = (),
     absent: Collection[date] = (),
     on_hold: Collection[date] = (),
     failed: Mapping[str, Collection[date]] | None = None,
@@ -79,6 +80,7 @@ def make_snapshot(
         unloaded={
             RAW.name: UnloadedDays(
                 days_to_load=dict.fromkeys(load, "x"),
+                days_without_news=frozenset(without_news),
                 missing_days=frozenset(absent),
                 files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in on_hold},
                 last_day_requested=last,
