@@ -419,6 +419,14 @@ def test_the_end_of_the_calendar(today):
         assert list(states_by_day(RAW, now)) == list(range(1, last + 1))
 
 
+def test_nobody_misses_days_that_later_runs_of_a_command_build():
+    """A day that is there has its state all the same."""
+    now = make_snapshot(make_healthy_ledgers(days((1, 7)), final=()), later_days=days((7, 9)))
+    result = states_by_day(RAW, now)
+    assert {n for n, state in result.items() if state is DayState.MISSING} == {10}
+    assert [*result] == [*range(1, 8), 10]
+
+
 @each_table
 def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
     assert states_by_day(table, make_snapshot(in_time=True)) == usual_states(table)

@@ -96,11 +96,13 @@ class MonitoringSnapshot(Snapshot):
         failed_checks: by table, the days whose last run failed in checks, with the checks.
         before_deadline: whether today's deadline is still to come, so that the last due day may be
             missing.
+        later_days: days that nobody misses yet, as later runs of the same command build them.
     """
 
     unloaded: Mapping[str, UnloadedDays]
     failed_checks: Mapping[str, Mapping[date, Collection[str]]]
     before_deadline: bool = False
+    later_days: Collection[date] = ()
 
     @cached_property
     def stale(self) -> StaleDays:
@@ -238,7 +240,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
             return DayState.OPEN
         return DayState.FRESH
 
-    days = {*snapshot.due_days(table), *ledger.published_days, *failed, *on_hold}
+    days = {*snapshot.due_days(table)}.difference(snapshot.later_days)
+    days |= {*ledger.published_days, *failed, *on_hold}
     start = graph.policy_of(table).start
     return {day: state_of(day) for day in sorted(days) if day >= start}
 

@@ -70,6 +70,7 @@ def make_snapshot(
     in_time: bool = False,
     settings: str = "config",
     last: date = date.max,
+    later_days: Collection[date] = (),
 ) -> MonitoringSnapshot:
     table_ledgers = make_healthy_ledgers() if table_ledgers is None else table_ledgers
     snapshot = MonitoringSnapshot(
@@ -91,6 +92,7 @@ def make_snapshot(
             for name, failed_days in (failed or {}).items()
         },
         before_deadline=in_time,
+        later_days=later_days,
     )
     if behind:
         vars(snapshot)["stale"] = behind
