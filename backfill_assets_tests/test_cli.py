@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.cli import added_commands, cli, main
 from backfill_assets.cli.output import Output
+from backfill_assets.cli.upkeep import accept_code
 from backfill_assets.monitoring.next_runs import REBUILD, RunPlanner
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
@@ -281,6 +282,23 @@ def test_selected_tables(capsys, tmp_path):
         assert [row["table"] for row in rows] == ["stg_orders", FACT]
     assert main(["show", "--json", "--select", "*"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(TABLES)
+
+
+def test_code_is_accepted_for_tables_with_blanks_or_commas_between_them(capsys):
+    """PARTITIONS come last, once."""
+    argument = accept_code.params[0]
+    for words, names, days in (
+        (["stg_orders", FACT], ("stg_orders", FACT), None),
+        ([f"{FACT},stg_orders", "2024-01-02"], ("stg_orders", FACT), JAN[1]),
+        (["*", "2024-01-02...2024-01-02"], tuple(TABLES), JAN[1]),
+    ):
+        with click.Context(accept_code) as ctx:
+            tables, window = argument.process_value(ctx, words)
+        assert (tables, window and window.start) == (names, days)
+    for words in (["2024-01-02"], ["2024-01-02", FACT], [FACT, "2024-01-02", "2024-01-03"]):
+        message = usage_error(capsys, "accept-code", *words, "--reason", "same rows")
+        assert "give tables, then at most one range of days" in message
+    assert "there is no table x" in usage_error(capsys, "accept-code", FACT, "x", "--reason", "y")
 
 
 # jars

@@ -22,6 +22,7 @@ from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, materialize, outcomes
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
+from backfill_assets.publish.types import LATER_DAYS_TAG
 from backfill_assets.serve.supervisor import lock_home
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
@@ -296,8 +297,8 @@ def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkey
     assert (
         f"rewrites final days, which readers count on: {FACT.name} [2024-01-01...2024-0" in message
     )
-    assert message.endswith("nothing was launched. If that is meant: backfill-assets backfill "
-                         "aaaaaaaa --yes\n")  # fmt: skip
+    command = "backfill-assets backfill aaaaaaaa --yes"
+    assert message.endswith(f"nothing was launched. If that is meant, give --yes: {command}\n")
     assert launches == []
     assert main(["backfill", "aaaaaaaa", "--yes"]) == 0
     assert launches == ["aaaaaaaa"]
@@ -432,6 +433,24 @@ def test_days_that_a_plan_of_the_ui_did_not_publish(instance, monkeypatch):
     monkeypatch.setattr(materialize, "run_days", run_days)
     assert main(["materialize", "--failed-of", id_, "--yes"]) == 0
     assert built == [([FACT.name], "2024-01-01...2024-01-02")]
+
+
+def test_a_run_names_the_days_that_later_runs_build(instance, monkeypatch):
+    """So that nobody is told to materialize them."""
+    monkeypatch.setenv("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "2")
+    later_days = dict[str, str | None]()
+
+    def run_days(_out, _home, _assets, window, tags) -> bool:
+        later_days[str(window)] = tags.get(LATER_DAYS_TAG)
+        return True
+
+    monkeypatch.setattr(materialize, "run_days", run_days)
+    assert main(["materialize", "2024-01-01...2024-01-05", "--select", FACT.name]) == 0
+    assert later_days == {
+        "2024-01-01...2024-01-02": "2024-01-03...2024-01-05",
+        "2024-01-03...2024-01-04": "2024-01-05",
+        "2024-01-05": None,
+    }
 
 
 # reconcile and undo

@@ -17,6 +17,7 @@ from backfill_assets.landing.load_manifest import (
     LoadTarget,
     after_undo,
     describe_change,
+    has_news,
     load_target,
     needs_reload,
 )
@@ -286,7 +287,7 @@ def test_new_files_leave_those_that_are_gone():
     assert result.retained_files == file_names(2, "b")
     assert result.manifest.files.keys() == file_names(1, "a") | file_names(2, "b", "c")
     assert needs_reload(before, result)
-    assert describe_change(before, result) == "new files"
+    assert describe_change(day(2), before, result) == "new files"
 
 
 def test_a_renamed_file_takes_the_place_of_the_old_one():
@@ -332,7 +333,7 @@ def test_what_a_person_accepts_is_gone(name):
     assert result.retained_files == file_names(2, *({"b", "c"} - {name}))
     assert result.manifest.files.keys() == result.retained_files
     assert needs_reload(before, result)
-    assert describe_change(before, result) == "accepted files"
+    assert describe_change(day(2), before, result) == "accepted files"
 
 
 # --- replaced files -------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ def test_a_replaced_file_is_read_and_named():
     assert result.replaced == file_names(2, "b")
     assert result.manifest.files[file_path(2, "b")].digest == "digest of other"
     assert needs_reload(before, result)
-    assert describe_change(before, result) == "other content"
+    assert describe_change(day(2), before, result) == "other content"
 
 
 def test_an_accepted_file_may_take_away():
@@ -400,7 +401,7 @@ def test_a_file_that_is_held_back_is_read_when_a_person_accepts_it():
     assert result.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
     assert not (result.manifest.awaiting_approval or result.replaced or result.retained_files)
     assert needs_reload(record, result)
-    assert describe_change(record, result) == "accepted files"
+    assert describe_change(day(2), record, result) == "accepted files"
 
 
 def test_a_file_that_is_held_back_is_looked_at_again_when_it_changes():
@@ -409,7 +410,7 @@ def test_a_file_that_is_held_back_is_looked_at_again_when_it_changes():
     assert result.replaced == file_names(2, "b")
     assert not result.manifest.awaiting_approval
     assert needs_reload(record, result)
-    assert describe_change(record, result) == "other content"
+    assert describe_change(day(2), record, result) == "other content"
 
 
 def test_the_old_file_put_back():
@@ -533,7 +534,11 @@ def test_closing_a_day_is_news_once():
     before = loaded_manifest(2, make_landing("a=1"))
     closed = load_target(day(2), before, make_landing("a=1"), closed_days=days(2))
     assert needs_reload(before, closed)
-    assert describe_change(before, closed) == "nothing more is expected"
+    assert describe_change(day(2), before, closed) == "nothing more is expected"
+    assert not has_news(before, closed)
+    lines_as_well = load_target(day(2), before, make_landing("a=1 c=2"), closed_days=days(2))
+    assert has_news(before, lines_as_well)
+    assert has_news(None, closed)
     # From then on it is so, whoever asks.
     assert not needs_reload(
         closed.manifest,
@@ -546,24 +551,27 @@ def test_a_folder_that_comes_after_all():
     result = load_target(day(2), closed, make_landing("a=1", "b=22"), closed_days=days(2))
     assert not result.manifest.closed
     assert needs_reload(closed, result)
-    assert describe_change(closed, result) == "new files, its folder has come"
+    assert describe_change(day(2), closed, result) == "new files, its folder has come"
     empty = load_target(day(2), closed, make_landing("a=1", ""))
     assert needs_reload(closed, empty)
-    assert describe_change(closed, empty) == "its folder has come"
+    assert describe_change(day(2), closed, empty) == "its folder has come"
 
 
 def test_a_day_that_was_never_loaded_is_due():
     result = load_target(day(2), None, make_landing())
     assert needs_reload(None, result)
-    assert describe_change(None, result) == ""
+    assert describe_change(day(2), None, result) == "its folder has not landed"
     assert result.manifest == LoadManifest()
+    for landing, closed_days in ((make_landing("a=1", ""), ()), (make_landing("a=1"), days(2))):
+        result = load_target(day(2), None, landing, closed_days=closed_days)
+        assert describe_change(day(2), None, result) == ""
 
 
 def test_a_renamed_file_is_no_news():
     """Nobody accepted that it is gone; it is not."""
     before, result = reload_target(2, SAME, make_landing("a=1", "other=22 c=new"))
     assert result.dropped == file_names(2, "b")
-    assert describe_change(before, result) == "new files"
+    assert describe_change(day(2), before, result) == "new files"
 
 
 def test_news_are_told_together():
@@ -574,12 +582,12 @@ def test_news_are_told_together():
     accepted = file_names(1, "b")
     now = make_landing("a=other b=less c=new", at=2)
     closed = load_target(day(2), record, now, accepted=accepted, closed_days=days(2))
-    assert describe_change(record, closed) == (
+    assert describe_change(day(2), record, closed) == (
         "new files, other content, accepted files, nothing more is expected"
     )
     now = make_landing("a=other b=less c=new", "", at=2)
     come = load_target(day(2), record, now, accepted=accepted, closed_days=days(2))
-    assert describe_change(record, come) == (
+    assert describe_change(day(2), record, come) == (
         "new files, other content, accepted files, its folder has come"
     )
 
@@ -592,7 +600,7 @@ def test_a_folder_has_been_there_if_other_days_were_loaded_from_it():
 
 
 def test_no_news_without_need():
-    assert describe_change(*reload_target(2, SAME, SAME)) == ""
+    assert describe_change(day(2), *reload_target(2, SAME, SAME)) == ""
     assert day(2) - DAY in loaded_manifest(2, SAME).present_days
 
 
@@ -632,7 +640,7 @@ def test_what_was_undone_is_not_due_until_something_else_lands(then, now, accept
         1, make_landing(then), make_landing(now, at=2), accepted=accepted
     )
     assert not needs_reload(before, result)
-    assert describe_change(before, result) == ""
+    assert describe_change(day(2), before, result) == ""
     other = load_target(day(1), before, make_landing(f"{now} new=9", at=3))
     assert needs_reload(before, other)
 

@@ -174,6 +174,16 @@ def test_files_added_to_a_loaded_day(table):
         assert result == {}
 
 
+@pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
+def test_a_missing_folder_that_is_no_longer_expected_is_no_newer_input(table):
+    """The next load records that nothing more is expected; no line has come."""
+    now = make_snapshot(load=days(3, 4), without_news=days(3))
+    assert unusual_states(states_by_day(table, now), usual_states(table)) == {
+        3: DayState.INPUT_MISSING,
+        4: DayState.INPUT_NEWER,
+    }
+
+
 @each_table
 @pytest.mark.parametrize(("absent", "open_days"), [(10, (9, 10)), (9, (9,)), (8, ())])
 def test_a_log_day_without_a_folder(table, absent, open_days):
@@ -181,7 +191,7 @@ def test_a_log_day_without_a_folder(table, absent, open_days):
     result = unusual_states(
         states_by_day(table, make_snapshot(absent=days(absent))), usual_states(table)
     )
-    expected = open_days if table in BY_EVENT_DAY else (absent,)
+    expected = open_days if table in BY_EVENT_DAY else {absent}.intersection(open_days)
     assert result == dict.fromkeys(expected, DayState.INPUT_MISSING)
 
 
@@ -407,6 +417,14 @@ def test_the_end_of_the_calendar(today):
     for in_time, last in ((False, 10), (True, 9 if today == 11 else 10)):
         now = make_snapshot(ledgers(), policy=policy, today=day(today), in_time=in_time)
         assert list(states_by_day(RAW, now)) == list(range(1, last + 1))
+
+
+def test_nobody_misses_days_that_later_runs_of_a_command_build():
+    """A day that is there has its state all the same."""
+    now = make_snapshot(make_healthy_ledgers(days((1, 7)), final=()), later_days=days((7, 9)))
+    result = states_by_day(RAW, now)
+    assert {n for n, state in result.items() if state is DayState.MISSING} == {10}
+    assert [*result] == [*range(1, 8), 10]
 
 
 @each_table

@@ -172,6 +172,18 @@ def test_what_is_loaded_closes_days_whose_folder_is_missing_for_long():
     assert not load_targets(empty, listing, days(2), POLICY)[day(2)].manifest.closed
 
 
+def test_days_whose_missing_folder_is_no_longer_expected_are_loaded_without_news():
+    """Day 2 has no folder; day 3 reads it for early lines, and a file of its own is new."""
+    landing = ("f=a", None, "f=c", "f=d", "f=e", "f=f")
+    targets = load_targets({}, make_landing(*landing), days((1, 6)), POLICY)
+    manifests = {str(d): target.manifest.as_json for d, target in targets.items()}
+    raw = ledger(RAW, record(0, days((1, 6)), landing=manifests))
+    unloaded = find_unloaded_days(raw, make_landing(*landing), POLICY, day(7))
+    assert unloaded.days_to_load.keys() == unloaded.days_without_news == days(2, 3)
+    more = make_landing("f=a", None, "f=c g=x", *landing[3:])
+    assert find_unloaded_days(raw, more, POLICY, day(7)).days_without_news == days(2)
+
+
 def test_a_folder_that_was_loaded_and_is_gone_has_been_there():
     """By the manifest of its own day: the next day needs it for early lines."""
     listing = make_landing("f=a", "f=b")

@@ -98,7 +98,7 @@ class RawLoader:
             },
             changes={
                 table.name: {
-                    day: load_manifest.describe_change(previous.get(day), target)
+                    day: load_manifest.describe_change(day, previous.get(day), target)
                     for day, target in targets.items()
                 }
             },

@@ -168,6 +168,7 @@ def _run_tables(
     """
     from backfill_assets.backfills.planner import split_runs
     from backfill_assets.monitoring.next_runs import assets_of
+    from backfill_assets.publish.types import later_days_tags
     from backfill_assets.tables.derived import carries_state
 
     failed_tables: set[str] = set()
@@ -181,7 +182,10 @@ def _run_tables(
                 )
                 continue
             out.print_note(f"Building {', '.join(names)} for {window} ...")
-            if not run_days(out, home, assets_of(names, deployment.tables), window, tags):
+            # The tables of a group have the same days.
+            later_days = [day for day in days_by_table[names[0]] if day >= window.end]
+            run_tags = {**tags, **later_days_tags(later_days)}
+            if not run_days(out, home, assets_of(names, deployment.tables), window, run_tags):
                 failed_tables.update(names)
     if failed_tables:
         out.print_text("FAILED   see above; the days that passed are published")
@@ -232,7 +236,7 @@ def _find_unpublished(
     from backfill_assets.backfills.stages import PARALLEL_TAG
     from backfill_assets.calendar.partitions import DAYS_TAG
     from backfill_assets.monitoring.next_runs import BATCH_TAG
-    from backfill_assets.publish.types import CODE_TAG, NIGHT_TAG
+    from backfill_assets.publish.types import CODE_TAG, LATER_DAYS_TAG, NIGHT_TAG
 
     # A run that published nothing is known to Dagster alone.
     runs = [run for run in dagster.get_runs(limit=_RECENT_RUNS) if run.run_id.startswith(name)]
@@ -252,7 +256,7 @@ def _find_unpublished(
         unpublished |= requested.unpublished.keys()
         tags |= requested.tags
     # The mended days may need other code; the others are about how these runs came about.
-    for tag in (CODE_TAG, DAYS_TAG, BATCH_TAG, NIGHT_TAG, PARALLEL_TAG):
+    for tag in (CODE_TAG, DAYS_TAG, BATCH_TAG, NIGHT_TAG, LATER_DAYS_TAG, PARALLEL_TAG):
         tags.pop(tag, None)
     days_by_table = {
         table: sorted(day for other, day in unpublished if other == table) for table in tables
@@ -428,13 +432,19 @@ def _home_or_temporary() -> Iterator[str]:
 
 
 def _run_request(
-    out: Output, planner: RunPlanner, folder: str, kind: str, request: Request
+    out: Output,
+    planner: RunPlanner,
+    folder: str,
+    kind: str,
+    request: Request,
+    later_days: Sequence[date],
 ) -> bool:
     """Run a request in a process of its own; whether it succeeded."""
     from backfill_assets.monitoring.next_runs import LOAD, assets_of
-    from backfill_assets.publish.types import NIGHT_TAG
+    from backfill_assets.publish.types import NIGHT_TAG, later_days_tags
 
     activity = "Loading" if kind == LOAD else "Building"
     out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
     assets = assets_of(request.tables, planner.deployment.tables)
-    return run_days(out, folder, assets, request.window, {NIGHT_TAG: "true"})
+    tags = {NIGHT_TAG: "true", **later_days_tags(later_days)}
+    return run_days(out, folder, assets, request.window, tags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,10 @@ def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: in
 
 def find_source(deployment: Deployment, name: str) -> Source:
     """The declared source; `click.BadParameter` with similar names if there is none."""
-    sources = deployment.graph.sources_by_name
-    if name not in sources:
-        raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
-    return sources[name]
+    try:
+        return deployment.graph.find_source(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="SOURCE") from error
 
 
 class Partitions(click.ParamType):
@@ -117,6 +117,33 @@ class Tables(click.ParamType):
     ) -> list[CompletionItem]:
         """The tables whose name starts with the text."""
         return [CompletionItem(name) for name in _table_names() if name.startswith(incomplete)]
+
+
+class TablesOrDays(Tables):
+    """Table names as of `Tables`, or days as of `Partitions`, which begin with a digit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A tuple of names, or the window of the days."""
+        if value[:1].isdigit():
+            return Partitions().convert(value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def split_tables_and_days(
+    ctx: click.Context, param: click.Parameter, values: Sequence[Any]
+) -> tuple[tuple[str, ...], partitions.Window | None]:
+    """The tables of all values, inputs first, and the days; None if none are given.
+
+    Raises:
+        click.BadParameter: no table is given, or the days are no last and single value.
+    """
+    *selections, last = values
+    days = last if isinstance(last, partitions.Window) else None
+    if days is None:
+        selections.append(last)
+    if not selections or any(isinstance(names, partitions.Window) for names in selections):
+        raise click.BadParameter("give tables, then at most one range of days", ctx, param)
+    return merge_selections(ctx, param, selections), days
 
 
 def _table_names() -> Iterable[str]:
@@ -245,8 +272,8 @@ def confirm_final_days(what: str, days: str, command: str) -> None:
     message = f"{what} rewrites final days, which readers count on: {days}"
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "
-            f"{command}"
+            f"{message}. Nobody can be asked here, as there is no terminal, so nothing was "
+            f"launched. If that is meant, give --yes: {command}"
         )
     if not click.confirm(f"{message[0].upper()}{message[1:]}. Rewrite them?"):
         raise CannotRunError("nothing was launched")

@@ -95,9 +95,18 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     return Status.FINE if count else Status.FINDING
 
 
-@command("accept-code '*' --reason upgrade", "accept-code stg_orders --reason 'plain join'")
-@click.argument("tables", metavar="TABLES", type=parameters.Tables())
-@click.argument("partitions", metavar="[PARTITIONS]", type=parameters.Partitions(), required=False)
+@command(
+    "accept-code '*' --reason upgrade",
+    "accept-code stg_orders fact_daily_orders --reason join",
+)
+@click.argument(
+    "selection",
+    metavar="TABLES... [PARTITIONS]",
+    type=parameters.TablesOrDays(),
+    nargs=-1,
+    required=True,
+    callback=parameters.split_tables_and_days,
+)
 @click.option("--reason", required=True, help="Why the rows are the same, for the record.")
 @click.option(
     "--verify-days",
@@ -109,16 +118,16 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
 @parameters.json_option
 def accept_code(
     out: Output,
-    tables: Sequence[str],
-    partitions: Window | None,
+    selection: tuple[Sequence[str], Window | None],
     reason: str,
     verify_days: int,
 ) -> Status:
     """Accept that a change of code changes no rows.
 
-    TABLES are names with commas between them, or `*`; PARTITIONS are FIRST...LAST, or one day; all
-    days if not given. Days that other code has made count as made by the present code, and keep
-    their rows. First a sample of them is computed anew: it ends with 1 if that gives other rows.
+    TABLES are names with commas or blanks between them, or `*`; PARTITIONS are FIRST...LAST, or one
+    day; all days if not given. Days that other code has made count as made by the present code, and
+    keep their rows. First a sample of them is computed anew: it ends with 1 if that gives other
+    rows.
     """
     deployment = Deployment(load_settings())
     refuse_no_warehouse(deployment)
@@ -126,6 +135,7 @@ def accept_code(
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.ledger_reader import read_ledgers
 
+    tables, partitions = selection
     code, defs = deployment.code, build_defs(deployment.settings)
     results: list[AcceptedCode] = []
     refusals: list[str] = []

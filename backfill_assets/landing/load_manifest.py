@@ -306,11 +306,17 @@ def _renamed_files(
     return renamed
 
 
-def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
-    """What has changed since a day was loaded, as text; empty if nothing, or never loaded."""
-    if previous is None or not needs_reload(previous, target):
-        return ""
+def describe_change(day: date, previous: LoadManifest | None, target: LoadTarget) -> str:
+    """What has changed since a day was loaded, as text; empty if nothing.
+
+    Of a day that was never loaded, whether its folder is missing.
+    """
     current = target.manifest
+    if previous is None:
+        is_missing = day not in current.present_days and not current.closed
+        return "its folder has not landed" if is_missing else ""
+    if not needs_reload(previous, target):
+        return ""
     accepted = {
         name
         for name, digest in previous.awaiting_approval.items()
@@ -327,6 +333,19 @@ def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
         and current.present_days <= previous.present_days,
     }
     return ", ".join(text for text, change in changes.items() if change)
+
+
+def has_news(previous: LoadManifest | None, target: LoadTarget) -> bool:
+    """Whether a file or folder of a day has changed since it was loaded.
+
+    Otherwise at most one thing differs: whether a missing folder is expected.
+    """
+    if previous is None:
+        return True
+    expected = replace(
+        target.manifest, closed=previous.closed, day_before_closed=previous.day_before_closed
+    )
+    return needs_reload(previous, replace(target, manifest=expected))
 
 
 def _has_content(manifest: LoadManifest, name: str, digest: str) -> bool:

@@ -7,7 +7,7 @@ assets as one that a person starts.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,7 +19,7 @@ from backfill_assets.audit.checks import evaluated_failures, failure_text, metad
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
+from backfill_assets.calendar.partitions import DAY, Grain, Window, format_ranges, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
@@ -28,6 +28,7 @@ from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
+from backfill_assets.publish.types import LATER_DAYS_TAG
 from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
 
@@ -75,6 +76,9 @@ def _evaluate_checks(
     deployment: Deployment, snapshot: states.MonitoringSnapshot
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
+    in_order = "every day is in order"
+    if snapshot.later_days:
+        in_order += f", and later runs build {format_ranges(snapshot.later_days)}"
     for name in snapshot.ledgers:
         state_by_day = snapshot.states_of(name)
         newest = max(snapshot.ledgers[name].published_days, default=None)
@@ -82,7 +86,7 @@ def _evaluate_checks(
             asset_key=deployment.asset_key(name),
             check_name=_DAYS,
             passed=all(state.is_good for state in state_by_day.values()),
-            description=states.describe_states(state_by_day) or "every day is in order",
+            description=states.describe_states(state_by_day) or in_order,
             metadata={
                 **metadata_keys(states.count_states(state_by_day)),
                 "newest_day": str(newest),
@@ -133,9 +137,11 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
     )
     def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         selected_keys = context.op_execution_context.selected_asset_check_keys
-        for evaluation in _evaluate_checks(
-            monitor.deployment, monitor.read_snapshot(context.instance)
-        ):
+        snapshot = monitor.read_snapshot(context.instance)
+        if later_days := context.run.tags.get(LATER_DAYS_TAG):
+            # Of the tables of this run: it reports no other ones.
+            snapshot = replace(snapshot, later_days=[*Window.parse(later_days)])
+        for evaluation in _evaluate_checks(monitor.deployment, snapshot):
             if evaluation.asset_check_key in selected_keys:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,

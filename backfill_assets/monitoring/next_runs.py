@@ -458,11 +458,12 @@ def run_night(
     planner: RunPlanner,
     today: date,
     find_in_progress: Callable[[], Mapping[str, Collection[str]]],
-    run_request: Callable[[str, Request], bool],
+    run_request: Callable[[str, Request, Collection[date]], bool],
 ) -> NightResult:
     """Run batch after batch, reading the tables again after each, until nothing is due.
 
-    A failed request is not tried again; the others continue.
+    A failed request is not tried again; the others continue. `run_request` is given the kind of a
+    request, the request, and the days of its tables that later requests of the batch build.
     """
     result = NightResult()
 
@@ -474,8 +475,15 @@ def run_night(
         kind, requests = planner.next_batch(today, find_in_progress(), not_tried)
         if not requests:
             break
-        for request in requests:
-            (result.succeeded if run_request(kind, request) else result.failed).append(request)
+        for n, request in enumerate(requests, 1):
+            later_days = [
+                day
+                for later in requests[n:]
+                if {*request.tables} <= {*later.tables}
+                for day in later.window
+            ]
+            succeeded = run_request(kind, request, later_days)
+            (result.succeeded if succeeded else result.failed).append(request)
     result.waiting = not_tried(planner.plan_rebuilds(today, {}))
     return result
 

@@ -96,11 +96,13 @@ class MonitoringSnapshot(Snapshot):
         failed_checks: by table, the days whose last run failed in checks, with the checks.
         before_deadline: whether today's deadline is still to come, so that the last due day may be
             missing.
+        later_days: days that nobody misses yet, as later runs of the same command build them.
     """
 
     unloaded: Mapping[str, UnloadedDays]
     failed_checks: Mapping[str, Mapping[date, Collection[str]]]
     before_deadline: bool = False
+    later_days: Collection[date] = ()
 
     @cached_property
     def stale(self) -> StaleDays:
@@ -196,9 +198,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
     days_of = ledger.table.grain.days_of
     retired = ledger.table.is_retired(snapshot.today)
     failed = () if retired else failed
-    stale_days.update(
-        *(unloaded.days_to_load.keys() & ledger.published_days for unloaded in unloaded_by_log)
-    )
+    for unloaded in unloaded_by_log:
+        stale_days |= unloaded.days_to_load.keys() - unloaded.days_without_news
 
     def state_of(day: date) -> DayState:
         """Return the first state that applies; the order of the conditions ranks the states."""
@@ -222,6 +223,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
             return DayState.INPUT_NEWER
         if any(day in unloaded.files_on_hold for unloaded in unloaded_by_log):
             return DayState.HELD
+        if any(day in unloaded.days_without_news for unloaded in unloaded_by_log):
+            return DayState.INPUT_MISSING
         if any(_lacks_input(table, event_day, snapshot) for event_day in days_of(day)):
             return DayState.INPUT_MISSING
         if table in graph.closing_tables:
@@ -237,7 +240,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
             return DayState.OPEN
         return DayState.FRESH
 
-    days = {*snapshot.due_days(table), *ledger.published_days, *failed, *on_hold}
+    days = {*snapshot.due_days(table)}.difference(snapshot.later_days)
+    days |= {*ledger.published_days, *failed, *on_hold}
     start = graph.policy_of(table).start
     return {day: state_of(day) for day in sorted(days) if day >= start}
 
@@ -248,20 +252,14 @@ def _lacks_input(table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
 
 def _lacks_log(log: str, table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
     """Return whether log days of a source that decide a day have not landed or are not loaded."""
-    policy, unloaded_days, absent_days = (
-        snapshot.graph.policy_of(log),
-        snapshot.unloaded_by_log[log],
-        snapshot.absent_by_log[log],
-    )
-    if table in snapshot.graph.by_event_day:
-        # A closed day waits for no folder; only landed files that are not loaded concern it.
-        closed = day in snapshot.closed_by_log[log]
-        return any(
-            d in unloaded_days or (not closed and d in absent_days) for d in policy.log_days(day)
-        )
-    # A day without a folder is reported only while its window is open.
-    open_since = snapshot.today - (policy.window_days + policy.lag_days) * DAY
-    return day in absent_days and day >= open_since
+    absent_days = snapshot.absent_by_log[log]
+    # A closed day waits for no folder.
+    if day in snapshot.closed_by_log[log]:
+        absent_days = set()
+    if table not in snapshot.graph.by_event_day:
+        return day in absent_days
+    decisive_days = absent_days | snapshot.unloaded_by_log[log]
+    return not decisive_days.isdisjoint(snapshot.graph.policy_of(log).log_days(day))
 
 
 def count_states(states: Mapping[date, DayState]) -> dict[str, int]:

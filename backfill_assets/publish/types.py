@@ -1,7 +1,7 @@
 """Types of a publication: tags of the run, request, plan, computed days, candidate, results."""
 
 import enum
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -11,7 +11,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
-from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
@@ -40,11 +40,18 @@ CODE_TAG = "backfill_assets/code"
 NIGHT_TAG = "backfill_assets/night"
 #: `launched_by` of such a run: not a person, so it writes no day on hold and may use a full quota.
 NIGHT = "command night"
+#: The days of a run's tables that later runs of the same command build, as ranges.
+LATER_DAYS_TAG = "backfill_assets/later_days"
 
 
 def closing_tags(reason: str, *, reopen: bool) -> dict[str, str]:
     """Return the tags of a run that closes the arrival days it loads, or opens them again."""
     return {REOPEN_TAG if reopen else CLOSE_TAG: "true", REASON_TAG: reason}
+
+
+def later_days_tags(days: Collection[date]) -> dict[str, str]:
+    """Return the tag of a run whose tables have other days that later runs build; empty if none."""
+    return {LATER_DAYS_TAG: format_ranges(days)} if days else {}
 
 
 def launched_by(tags: Mapping[str, str]) -> str:

@@ -168,7 +168,9 @@ def recompute_reason(
     ledger, input_change = snapshot.ledgers[table], snapshot.changes.get(table, {}).get(day, "")
     latest, published = ledger.latest.get(day), ledger.current_record(day)
     if latest is None:
-        return "rows without a record" if day in ledger.published_days else "never published"
+        if day in ledger.published_days:
+            return "rows without a record"
+        return "; ".join(filter(None, ["never published", input_change]))
     if published is None:
         return "external commit"
     reasons = []

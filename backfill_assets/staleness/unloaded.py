@@ -36,6 +36,8 @@ class UnloadedDays:
         strays: names of files and folders beside the folders of arrival days.
         reverted_days: log days that lack files which a person reverted and that still lie there.
         closed_days: published log days without a folder, for which none is expected.
+        days_without_news: days to load although nothing has landed: a missing folder is not
+            expected any more, or expected again.
     """
 
     days_to_load: Mapping[date, str] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class UnloadedDays:
     strays: Sequence[str] = field(default=(), compare=False)
     reverted_days: frozenset[date] = frozenset()
     closed_days: frozenset[date] = frozenset()
+    days_without_news: frozenset[date] = frozenset()
 
 
 def find_unloaded_days(
@@ -70,7 +73,7 @@ def find_unloaded_days(
         {},
         {},
     )
-    reverted_days: set[date] = set()
+    reverted_days, days_without_news = set[date](), set[date]()
     due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
     last_expected = _last_day_requested(loaded, listing, log_window, policy)
     known_days = {*loaded, *raw.published_days, *raw.revocations}
@@ -101,6 +104,8 @@ def find_unloaded_days(
             missing_days.add(day)
         if load_manifest.needs_reload(loaded_manifest, planned):
             days_to_load[day] = fingerprint
+            if not load_manifest.has_news(loaded_manifest, planned):
+                days_without_news.add(day)
         elif rejected is not None and _lacks_load(rejected, day, fingerprint):
             days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
         elif loaded_manifest is not None and loaded_manifest.lacks_reverted_files:
@@ -114,6 +119,7 @@ def find_unloaded_days(
         listing.strays,
         frozenset(reverted_days),
         frozenset(day for day, manifest in loaded.items() if manifest.closed),
+        frozenset(days_without_news),
     )
 
 
@@ -266,7 +272,7 @@ def plan_load(
         loaded, listing, sorted(days), source.under(policy), accepted=accepted
     )
     changes = {
-        day: load_manifest.describe_change(loaded.get(day), target)
+        day: load_manifest.describe_change(day, loaded.get(day), target)
         for day, target in target_by_day.items()
     }
     entries = [entry for day in arrival_days for entry in listing.files_on(day).values()]

@@ -61,6 +61,7 @@ def make_snapshot(
     *,
     behind: StaleDays | None = None,
     load: Collection[date] = (),
+    without_news: Collection[date] = (),
     absent: Collection[date] = (),
     on_hold: Collection[date] = (),
     failed: Mapping[str, Collection[date]] | None = None,
@@ -69,6 +70,7 @@ def make_snapshot(
     in_time: bool = False,
     settings: str = "config",
     last: date = date.max,
+    later_days: Collection[date] = (),
 ) -> MonitoringSnapshot:
     table_ledgers = make_healthy_ledgers() if table_ledgers is None else table_ledgers
     snapshot = MonitoringSnapshot(
@@ -79,6 +81,7 @@ def make_snapshot(
         unloaded={
             RAW.name: UnloadedDays(
                 days_to_load=dict.fromkeys(load, "x"),
+                days_without_news=frozenset(without_news),
                 missing_days=frozenset(absent),
                 files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in on_hold},
                 last_day_requested=last,
@@ -89,6 +92,7 @@ def make_snapshot(
             for name, failed_days in (failed or {}).items()
         },
         before_deadline=in_time,
+        later_days=later_days,
     )
     if behind:
         vars(snapshot)["stale"] = behind

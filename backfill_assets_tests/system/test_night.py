@@ -241,7 +241,7 @@ def test_waves_until_it_rests(engine, spark, tmp_path):
     def run_night_of(n: int, tables=(*TABLES,)):
         requests.clear()
 
-        def launch(kind, request):
+        def launch(kind, request, _later_days):
             requests.append((kind, request.tables[0], str(request.window)))
             if names := [name for name in request.tables if name in tables]:
                 pipeline.run_days(request.window, names)
