@@ -25,7 +25,6 @@ from backfill_assets.staleness.assess import (
     recompute_reason,
     refuse_other_code,
 )
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
@@ -475,9 +474,9 @@ def test_what_is_lacking_is_said_before_what_has_other_settings():
 LOG = ledger(RAW, *(make_raw_record(n, days(n)) for n in range(1, 6)))
 
 
-def final_numbers(*known: Ledger, among: Container[date] | None = None) -> dict[str, set[int]]:
+def final_numbers(*known: Ledger) -> dict[str, set[int]]:
     """The numbers of the final days, by name of the tables that have such days."""
-    result = final_days(snapshot_ledgers(ledgers(*known), POLICY), among)
+    result = snapshot_ledgers(ledgers(*known), POLICY).final_by_table
     # What is known of a day may always change, and so may what is kept by log day.
     assert result.keys() == {STAGED.name, FACT.name}
     return {name: {(d - START).days + 1 for d in found} for name, found in result.items() if found}
@@ -487,11 +486,6 @@ def test_days_are_final_whose_records_say_so_or_that_a_log_has_closed():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 5}))
     facts = ledger(FACT, record(0, days((2, 5)), inputs={STAGED.name: 0}, final=days(5)))
     assert final_numbers(LOG, staged, facts) == {STAGED.name: {1, 2, 3}, FACT.name: {2, 3, 5}}
-    assert final_numbers(LOG, staged, facts, among=days(2, 4)) == {
-        STAGED.name: {2},
-        FACT.name: {2},
-    }
-    assert final_numbers(LOG, staged, facts, among=()) == {}
 
 
 def test_the_last_commit_that_changed_a_day_before_its_window_closed_decides():

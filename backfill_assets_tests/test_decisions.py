@@ -28,7 +28,6 @@ from backfill_assets.monitoring.states import MonitoringSnapshot, day_states
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import SwitchedLedger
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
@@ -109,7 +108,7 @@ def decide_final(world: RandomLedgers) -> Any:
     snapshot = take_snapshot(world, with_code=False)
     return [
         {name: list_days(days) for name, days in by_table.items() if days}
-        for by_table in (final_days(snapshot), built_from_revoked(snapshot))
+        for by_table in (snapshot.final_by_table, built_from_revoked(snapshot))
     ]
 
 

@@ -33,7 +33,7 @@ from backfill_assets.monitoring.next_runs import (
 )
 from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 from backfill_assets.staleness.assess import assess
-from backfill_assets.staleness.finality import final_days, settled_days
+from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import (
     UnloadedDays,
@@ -406,7 +406,7 @@ def check_tables(world: World, today: date) -> None:
         unloaded=unloaded,
         failed_checks={},
     )
-    final = final_days(snapshot)
+    final = snapshot.final_by_table
     for name in world.graph.by_event_day:
         due = world.due_days(name, today)
         assert ledgers[name].published_days == due, f"{name} on {today}"

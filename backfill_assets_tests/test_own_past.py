@@ -29,7 +29,6 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, LATE, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
@@ -296,7 +295,8 @@ def compute_final_days(
     log_days = days((1, last))
     raw = ledger(RAW, record(0, log_days, settled=log_days, event_days=log_days))
     stg = ledger(STAGED, record(0, log_days if staged is None else staged, inputs={RAW.name: 0}))
-    result = final_days(snapshot_ledgers(ledgers(raw, stg, ledger(balance, *records)), POLICY))
+    known = ledgers(raw, stg, ledger(balance, *records))
+    result = snapshot_ledgers(known, POLICY).final_by_table
     return frozenset(result[balance.name])
 
 

@@ -38,7 +38,6 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
-from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.staleness.finality import settled_days, window_closed_at
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
@@ -474,7 +473,9 @@ def test_final_is_what_was_built_with_all_that_its_window_brought(raw, stg, fact
         ledger(FACT, *(fact_record(n, days(1), stg=v) for n, v in enumerate(facts))),
     )
     final_tables = {
-        name for name, dates in all_final(snapshot_ledgers(known, SHORT)).items() if day(1) in dates
+        name
+        for name, dates in snapshot_ledgers(known, SHORT).final_by_table.items()
+        if day(1) in dates
     }
     assert final_tables == {table.name for table in expected}
 

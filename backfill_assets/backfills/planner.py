@@ -21,7 +21,6 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
@@ -245,7 +244,6 @@ def plan_backfill(
     snapshot = Snapshot.from_deployment(deployment, ledgers, deployment.today, code)
     snapshot = _add_load_plans(snapshot, load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
-    final = final_days(snapshot, {day for table_days in days.values() for day in table_days})
     work = {
         name: [
             day
@@ -282,7 +280,7 @@ def plan_backfill(
             for load_plan in load_plans.values()
             for target in load_plan.targets.values()
         ),
-        tables={n: _forecast_table(ledgers[n], by_day, final) for n, by_day in forecasts.items()},
+        tables={n: _forecast_table(snapshot, n, by_day) for n, by_day in forecasts.items()},
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, snapshot),
         following=_following_days(days, work, snapshot),
@@ -345,12 +343,10 @@ def _cut_stages(
 
 
 def _forecast_table(
-    ledger: Ledger,
-    forecasts: Mapping[date, forecast.DayForecast],
-    final_days: Mapping[str, Collection[date]],
+    snapshot: Snapshot, table: str, forecasts: Mapping[date, forecast.DayForecast]
 ) -> backfill_plan.TableForecast:
     """The day forecasts of one table as ranges by outcome and by reason, as a plan stores them."""
-    final = final_days.get(ledger.table.name, ())
+    final = snapshot.final_by_table.get(table, ())
     return backfill_plan.TableForecast(
         **{
             outcome.name.lower(): tuple(
@@ -372,7 +368,7 @@ def _forecast_table(
             for reason in dict.fromkeys(day_forecast.reason for day_forecast in forecasts.values())
             if reason
         },
-        apart=ledger.table.grain.value,
+        apart=snapshot.ledgers[table].table.grain.value,
     )
 
 

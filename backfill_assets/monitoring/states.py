@@ -12,7 +12,6 @@ from datetime import date
 from functools import cached_property
 
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.staleness.finality import final_days, finality_check
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -135,11 +134,6 @@ class MonitoringSnapshot(Snapshot):
     def frozen_tables(self) -> list[str]:
         """The tables whose final days no schedule may change."""
         return [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
-
-    @cached_property
-    def final_by_table(self) -> Mapping[str, Collection[date]]:
-        """The final days, by table."""
-        return final_days(self)
 
     @cached_property
     def revoked_input_days(self) -> Mapping[str, Collection[date]]:
@@ -296,7 +290,6 @@ def changed_final_days(table: str, snapshot: MonitoringSnapshot) -> dict[date, s
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """
     ledger = snapshot.ledgers[table]
-    is_final = finality_check(snapshot)
     changes: dict[date, str] = {}
     frozen_digests: dict[date, str] = {}
     for record in ledger.records:
@@ -307,7 +300,7 @@ def changed_final_days(table: str, snapshot: MonitoringSnapshot) -> dict[date, s
                 changes[day] = f"changed by {record.launched_by} in run {record.run_id}"
                 continue
             changes.pop(day, None)
-            if day in record.final or is_final(table, record.for_day(day), day):
+            if day in record.final or snapshot.is_final(table, record.for_day(day), day):
                 frozen_digests[day] = published.digest
     for other in ledger.external_commits:
         for day in other.days & frozen_digests.keys():

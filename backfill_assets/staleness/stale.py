@@ -22,7 +22,6 @@ from backfill_assets.staleness.assess import (
     find_obstacles,
     follow_days,
 )
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
@@ -112,9 +111,9 @@ _last_answer: list[_LastAnswer] = []
 
 def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
     """Compute the answer of `find_stale_days`, which caches it."""
+    closed = snapshot.final_by_table
     # Days of other code or settings are current, until a person launches them.
     snapshot = Snapshot(snapshot.graph, snapshot.ledgers, snapshot.today)
-    closed = final_days(snapshot)
     stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
     for table, newer_inputs in _newer_inputs(snapshot).items():
         ledger = snapshot.ledgers[table]
