@@ -178,7 +178,7 @@ def judge(digests: Mapping[int, str], broken: Collection[int] = ()) -> list[Verd
     return judge_days(
         balance,
         [day(n) for n in digests],
-        {day(n): DayMetrics(1, nulls, 0, {}, digest) for n, digest in digests.items()},
+        {day(n): DayMetrics(1, {}, digest, nulls=nulls) for n, digest in digests.items()},
         {day(n): Expectation(rows=2) for n in broken},
         {},
     )

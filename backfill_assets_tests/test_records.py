@@ -431,7 +431,6 @@ def make_verdict(**changes: Any) -> Verdict:
         "metrics": DayMetrics(
             rows=3,
             nulls={"orders": 0, "revenue": 2},
-            duplicate_keys=0,
             totals={"orders": 4, "revenue": Decimal("1.50")},
             digest="d",
         ),
@@ -495,7 +494,6 @@ def test_a_verdict_is_restored_from_its_record():
         DayMetrics(
             rows=3,
             nulls={"run_date": 0, "customer_id": 0, "orders": 0, "revenue": 2},
-            duplicate_keys=0,
             totals={"orders": 4, "revenue": Decimal("1.50")},
             digest="d",
         ),
@@ -516,7 +514,7 @@ def test_a_verdict_of_an_older_record_has_no_total_that_was_not_recorded():
     """Nor a finding: notices of the table count as in order."""
     restored = restore_verdict(RAW, day(1), PublishedDay(3, "d", "ok"))
     assert restored.metrics == DayMetrics(
-        3, dict.fromkeys(RAW.columns, 0), 0, {"amount": Decimal(0)}, "d"
+        3, {"amount": Decimal(0)}, "d", nulls=dict.fromkeys(RAW.columns, 0)
     )
     assert restored.expectation == Expectation(notices={"rejected_lines": (Severity.OK, "")})
     assert {finding.severity for finding in restored.findings} == {Severity.OK}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from backfill_assets.backfills.diff import ColumnDrift, DayDiff, DayFigures, TableDiff
+from backfill_assets.audit.verdicts import DayContent
+from backfill_assets.backfills.diff import ColumnDrift, DayDiff, TableDiff
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import (
     ComparisonLimits,
@@ -132,8 +133,8 @@ def test_what_is_required_is_kept_and_not_changed_while_somebody_is_at_work(tmp_
     assert require_comparison(deployment, target, None).required is None
 
 
-def figures(rows: int) -> DayFigures:
-    return DayFigures(rows, rows, {}, str(rows))
+def figures(rows: int) -> DayContent:
+    return DayContent(rows, {}, str(rows), rows)
 
 
 @pytest.mark.parametrize(

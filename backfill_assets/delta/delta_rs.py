@@ -113,7 +113,7 @@ def files_by_day(
 
     def to_measured(row: Mapping[str, Any]) -> DayMetrics:
         nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
-        return DayMetrics(row["num_records_sum"] or 0, nulls, 0, {}, "")
+        return DayMetrics(row["num_records_sum"] or 0, {}, "", nulls=nulls)
 
     def to_stored(row: Mapping[str, Any]) -> StoredFiles:
         return StoredFiles(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])

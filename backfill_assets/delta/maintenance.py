@@ -21,7 +21,7 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 
-from backfill_assets.audit.verdicts import are_comparable, measure_days
+from backfill_assets.audit.verdicts import NO_ROWS, measure_days, rows_differ
 from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits, ledger_reader
@@ -343,7 +343,7 @@ class _TableMaintenance:
             if ledger.current_record(day)
             and day not in changed
             and not ledger.columns_changed_since(ledger.latest[day])
-            and are_comparable(ledger.content_key(day), digests.get(day, "0-0-0"))
+            and rows_differ(ledger.content_key(day), digests.get(day, NO_ROWS))
         ]
         if unexplained_days:
             self.problems.append(

@@ -55,7 +55,13 @@ def build_migration_record(
     return {
         **build_carried_record(
             ledger,
-            {day: _with_new_figures(ledger.latest[day].days[day], measured[day]) for day in days},
+            # Row count, verdict and findings stay as published.
+            {
+                day: msgspec.structs.replace(
+                    ledger.latest[day].days[day], **records.encode_metrics(measured[day])
+                )
+                for day in days
+            },
             {day: ledger.latest[day].day_provenance(day) for day in days},
             _without_row_changes(ledger, days, records.CommitDetails(as_of=as_of)),
         ),
@@ -174,18 +180,6 @@ def _oldest_inputs(provenances: Collection[records.Provenance]) -> dict[str, int
         for name, version in provenance.inputs.items():
             oldest[name] = min(version, oldest.get(name, version))
     return oldest
-
-
-def _with_new_figures(
-    published: records.PublishedDay, measured: DayMetrics
-) -> records.PublishedDay:
-    """Replace what depends on the columns; row count, verdict and findings stay as published."""
-    return msgspec.structs.replace(
-        published,
-        digest=measured.digest,
-        nulls={name: count for name, count in measured.nulls.items() if count},
-        totals={name: str(total) for name, total in measured.totals.items()},
-    )
 
 
 def _without_row_changes(

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any, Self
 
 import msgspec
 
-from backfill_assets.audit.verdicts import Severity, Verdict
+from backfill_assets.audit.verdicts import DayContent, DayMetrics, Severity, Verdict
 from backfill_assets.calendar.partitions import Window, from_ranges, to_ranges
 from backfill_assets.tables.table import Table
 
@@ -65,6 +66,12 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
     made_under: str = ""
     provenance: Provenance | None = None
+
+    @property
+    def content(self) -> DayContent:
+        """The content of the day, as published."""
+        totals = {name: Decimal(total) for name, total in self.totals.items()}
+        return DayContent(self.rows, totals, self.digest)
 
 
 #: Kinds of commits that compute no rows: a switch-over of all days of a target or of the first ones
@@ -246,35 +253,13 @@ class ExternalCommit:
     has_unknown_days: bool = False
 
 
-def _to_published_day(
-    verdict: Verdict,
-    fingerprint: str,
-    numbers: Mapping[str, Any],
-    made_under: str,
-    provenance: Provenance | None,
-) -> PublishedDay:
-    """The published day of a passed verdict."""
-    measured = verdict.metrics
-    return PublishedDay(
-        rows=measured.rows,
-        digest=measured.digest,
-        verdict=verdict.worst_severity.value,
-        totals={name: str(total) for name, total in measured.totals.items()},
-        fingerprint=fingerprint,
-        nulls={name: count for name, count in measured.nulls.items() if count},
-        entries={
-            name: count if isinstance(count, int) else str(count)
-            for name, count in verdict.expectation.entries.items()
-        },
-        findings={
-            finding.check: [finding.severity.value, finding.text]
-            for finding in verdict.findings
-            if finding.severity is not Severity.OK
-        },
-        numbers=numbers,
-        made_under=made_under,
-        provenance=provenance,
-    )
+def encode_metrics(measured: DayMetrics) -> dict[str, Any]:
+    """The fields of a `PublishedDay` that depend on the columns of the rows."""
+    return {
+        "digest": measured.digest,
+        "totals": {name: str(total) for name, total in measured.totals.items()},
+        "nulls": {name: count for name, count in measured.nulls.items() if count},
+    }
 
 
 def to_published_days(
@@ -286,12 +271,23 @@ def to_published_days(
 ) -> dict[date, PublishedDay]:
     """The published days of passed verdicts; the other arguments are by day, see `PublishedDay`."""
     return {
-        v.day: _to_published_day(
-            v,
-            fingerprints[v.day],
-            numbers.get(v.day, {}),
-            made_under.get(v.day, ""),
-            provenance.get(v.day),
+        v.day: PublishedDay(
+            rows=v.metrics.rows,
+            verdict=v.worst_severity.value,
+            fingerprint=fingerprints[v.day],
+            entries={
+                name: count if isinstance(count, int) else str(count)
+                for name, count in v.expectation.entries.items()
+            },
+            findings={
+                finding.check: [finding.severity.value, finding.text]
+                for finding in v.findings
+                if finding.severity is not Severity.OK
+            },
+            numbers=numbers.get(v.day, {}),
+            made_under=made_under.get(v.day, ""),
+            provenance=provenance.get(v.day),
+            **encode_metrics(v.metrics),
         )
         for v in verdicts
     }

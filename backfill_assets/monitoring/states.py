@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
+from backfill_assets.audit.verdicts import rows_differ
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
@@ -296,7 +297,7 @@ def changed_final_days(table: str, snapshot: MonitoringSnapshot) -> dict[date, s
         for day, published in record.days.items():
             if record.by_person:
                 frozen_digests.pop(day, None)
-            if frozen_digests.get(day, published.digest) != published.digest:
+            if rows_differ(frozen_digests.get(day, published.digest), published.digest):
                 changes[day] = f"changed by {record.launched_by} in run {record.run_id}"
                 continue
             changes.pop(day, None)

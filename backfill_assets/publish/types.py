@@ -284,7 +284,7 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
     ]
     return Verdict(
         day,
-        DayMetrics(published.rows, nulls, 0, totals, published.digest),
+        DayMetrics(published.rows, totals, published.digest, nulls=nulls),
         Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )
