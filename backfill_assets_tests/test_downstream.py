@@ -78,7 +78,7 @@ class Tables:
     ):
         code = more.pop("code", "code")
         commit_record = record(version, days(*numbers), inputs=inputs, run=run, **more)
-        fingerprints = (
+        digests = (
             input_digests(TABLES[name].inputs(POLICY), self.now(), commit_record.days)
             if inputs
             else {}
@@ -87,7 +87,7 @@ class Tables:
         audit = {
             d: msgspec.structs.replace(
                 published_day,
-                fingerprint=fingerprints.get(d, ""),
+                input_digest=digests.get(d, ""),
                 digest=existing.latest[d].days[d].digest
                 if d in days(*same)
                 else published_day.digest,

@@ -234,7 +234,7 @@ class World:
         commit = record(len(records), changing, inputs=inputs, **details)
         published = {
             d: msgspec.structs.replace(
-                commit.days[d], fingerprint=a.digest, digest=f"rows of {a.digest}"
+                commit.days[d], input_digest=a.digest, digest=f"rows of {a.digest}"
             )
             for d, a in changing.items()
         }

@@ -202,7 +202,7 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
 # --- what a day is made of, and what is behind ----------------------------------------------------
 
 
-def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
+def test_a_day_has_another_input_digest_once_the_day_before_has_other_rows():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 0}))
     original = record(0, days((1, 3)), inputs={STAGED.name: 0})
     replacement = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
@@ -454,7 +454,7 @@ def make_ledgers(chance: Random) -> dict[str, Ledger]:
         for d in current:
             if chance.random() < 0.6:
                 published_day = current_record.days[d]
-                current_record.days[d] = replace(published_day, fingerprint=current_digests[d])
+                current_record.days[d] = replace(published_day, input_digest=current_digests[d])
         known[name] = ledger(declared, *records)
     return known
 

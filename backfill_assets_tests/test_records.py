@@ -451,7 +451,7 @@ PUBLISHED = PublishedDay(
     digest="d",
     verdict="alert",
     totals={"orders": "4", "revenue": "1.50"},
-    fingerprint="inputs of 1",
+    input_digest="inputs of 1",
     nulls={"revenue": 2},
     entries={"lines": 4, "amount": "1.50"},
     findings={"row_count": ["warn", "3 rows, usually 30"], "conservation": ["alert", "look"]},
@@ -479,7 +479,7 @@ def test_a_published_day_records_its_audit():
             digest="d",
             verdict="ok",
             totals={"orders": "4", "revenue": "1.50"},
-            fingerprint="inputs of 2",
+            input_digest="inputs of 2",
             nulls={"revenue": 2},
             entries={"lines": 4, "amount": "1.50"},
         ),
@@ -703,7 +703,7 @@ def test_a_commit_of_before_the_first_release_is_read_by_its_old_keys():
             "d",
             "ok",
             {"because": "4", "said": "1"},
-            fingerprint="inputs of 1",
+            input_digest="inputs of 1",
             numbers={"made_of": 2},
         )
     }

@@ -240,7 +240,7 @@ def publish_wide(
     rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct_type)
     made_of = f"wide {n} {items}"
     return publish_frame(
-        pipeline, rows, window(n, n), table=WIDER, fingerprint=made_of, run=f"w{n}", **how
+        pipeline, rows, window(n, n), table=WIDER, input_digest=made_of, run=f"w{n}", **how
     )
 
 

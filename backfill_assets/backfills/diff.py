@@ -160,9 +160,9 @@ def _have_same_inputs(
             == tables[name].version_written(day, second.inputs[name])
             for name in both
         )
-    fingerprint = first.days[day].fingerprint
+    input_digest = first.days[day].input_digest
     return first.run_id == second.run_id or (
-        fingerprint != "" and fingerprint == second.days[day].fingerprint
+        input_digest != "" and input_digest == second.days[day].input_digest
     )
 
 

@@ -386,7 +386,7 @@ def _has_same_inputs(plan: ComputePlan, day: date) -> bool:
     record = plan.ledger.latest.get(day)
     return (
         record is not None
-        and record.days[day].fingerprint == plan.fingerprints[day] != ""
+        and record.days[day].input_digest == plan.input_digests[day] != ""
         and record.made_under(day) == plan.request.record["config_digest"]
     )
 
@@ -397,10 +397,10 @@ def _find_changes_since_publish(plan: ComputePlan, day: date) -> list[str]:
     if record is None:
         return []
     changes = []
-    fingerprint = record.days[day].fingerprint
-    if not fingerprint:
+    input_digest = record.days[day].input_digest
+    if not input_digest:
         changes.append("what it was made of is not on record")
-    elif fingerprint != plan.fingerprints[day]:
+    elif input_digest != plan.input_digests[day]:
         versions = {source.table.name: source.ledger.version for source in plan.sources}
         newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
         what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"

@@ -104,7 +104,7 @@ class Ledger:
 
     @cached_property
     def on_hold(self) -> Mapping[date, str]:
-        """By day on hold and not published since, the input fingerprint that a person rejected."""
+        """By day on hold and not published since, the input digest that a person rejected."""
         holds: dict[date, str] = {}
         for record in self.records:
             for day in (*record.days, *record.revoked_days) if holds else ():

@@ -177,7 +177,7 @@ def run_maintenance(
             problem = f"{name}: {message}. It was left as it is. {advice}"
             yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
-            # A shadow target may use files that no version of the table uses (any more).
+            # A target may use files that no version of the table uses (any more).
             is_retired = commits.can_delete_rows(table, deployment.settings.undo_days, today)
             age = ANY_AGE if is_retired else max(deployment.settings.undo_days - 1, 0)
             retaining_targets = targets_older_than(deployment, name, age)
@@ -357,7 +357,7 @@ class _TableMaintenance:
         return {day: measured.digest for day, measured in measure_days(rows, self.table).items()}
 
     def _vacuum_files(self) -> None:
-        """Run VACUUM and delete the folders of killed writes, unless shadow targets need files."""
+        """Run VACUUM and delete the folders of killed writes, unless targets need files."""
         if self._is_retained():
             return
         # A dry run first: VACUUM makes two commits even if it removes nothing.
@@ -396,7 +396,7 @@ class _TableMaintenance:
         return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}
 
     def _is_retained(self) -> bool:
-        """Whether shadow targets may need files of the table."""
+        """Whether targets may need files of the table."""
         if self.retaining_targets:
             self.notes.append(
                 f"{self.table.name}: no file was taken away, as the target(s) "

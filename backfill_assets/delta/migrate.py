@@ -199,7 +199,9 @@ def _without_row_changes(
         else {day: d.spans[day] for day, d in by_day.items() if d.spans and day in d.spans},
         late={day: d.late[day] for day, d in by_day.items() if day in d.late},
         spreads={day: d.spreads[day] for day, d in by_day.items() if day in d.spreads},
-        on_hold={day: fingerprint for day, fingerprint in ledger.on_hold.items() if day in by_day},
+        on_hold={
+            day: input_digest for day, input_digest in ledger.on_hold.items() if day in by_day
+        },
     )
 
 

@@ -20,7 +20,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The code and inputs of a day's rows, where they differ from those of the commit.
 
     They differ after an undo, which restores rows of an older run, and after a switch-over, which
-    publishes rows of a shadow target.
+    publishes rows of a target.
 
     Attributes:
         code_version: code version of the table.
@@ -46,7 +46,7 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     Attributes:
         verdict: the worst severity of all checks.
         totals: sums by column, as text.
-        fingerprint: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
+        input_digest: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
         nulls: number of nulls by column; columns without nulls are left out.
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: by check that is not OK, its severity and text.
@@ -59,7 +59,7 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str
     verdict: str
     totals: Mapping[str, str] = msgspec.field(default_factory=dict)
-    fingerprint: str = msgspec.field(default="", name="input_digest")
+    input_digest: str = ""
     nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
@@ -102,8 +102,8 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         references: by name, the content of the unpartitioned inputs that the days were built from.
         spreads: by day and watched column, the number of rows in each bin; see `audit.profile`.
         accepts: of `ACCEPTED_CODE`, by the code version that computed them, the accepted days.
-        on_hold: of an undo and a canary, by day, the input fingerprint of rows that a person has
-            rejected. No schedule or sensor builds the day while its inputs have this fingerprint.
+        on_hold: of an undo and a canary, by day, the input digest of rows that a person has
+            rejected. No schedule or sensor builds the day while its inputs have this digest.
         alone: days of the commit that were computed alone as well, with the same rows; see
             `publish.compute`.
     """
@@ -264,7 +264,7 @@ def encode_metrics(measured: DayMetrics) -> dict[str, Any]:
 
 def to_published_days(
     verdicts: Iterable[Verdict],
-    fingerprints: Mapping[date, str],
+    input_digests: Mapping[date, str],
     numbers: Mapping[date, Mapping[str, Any]],
     made_under: Mapping[date, str],
     provenance: Mapping[date, Provenance],
@@ -274,7 +274,7 @@ def to_published_days(
         v.day: PublishedDay(
             rows=v.metrics.rows,
             verdict=v.worst_severity.value,
-            fingerprint=fingerprints[v.day],
+            input_digest=input_digests[v.day],
             entries={
                 name: count if isinstance(count, int) else str(count)
                 for name, count in v.expectation.entries.items()

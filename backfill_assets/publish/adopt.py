@@ -1,4 +1,4 @@
-"""Publish days of a shallow clone (fork) in its table, by the clone's own files and verdicts.
+"""Publish days of a shallow clone in its table, by the clone's own files and verdicts.
 
 Nothing is computed, read or copied: the audit has checked the rows when they were written to the
 clone, and data files do not change.
@@ -27,7 +27,7 @@ class Origin:
 
     Attributes:
         provenances: by day.
-        other_inputs: by day whose inputs differ from those of the clone, its input fingerprint
+        other_inputs: by day whose inputs differ from those of the clone, its input digest
             in the receiving table.
     """
 
@@ -43,13 +43,13 @@ class ClonedDays:
         url: of the clone.
         ledger: of the clone.
         days: the days; the ledger has a record of each.
-        forked_at: the version of the clone's first commit; most files were added after it.
+        cloned_at: the version of the clone's first commit; most files were added after it.
     """
 
     url: str
     ledger: Ledger
     days: Set[date]
-    forked_at: int
+    cloned_at: int
 
     @cached_property
     def files(self) -> DataFiles:
@@ -59,7 +59,7 @@ class ClonedDays:
             PublishError: another writer changed the clone: row counts of files and commits differ.
         """
         table, version = self.ledger.table, self.ledger.version or 0
-        files = files_as_of(self.url, table, self.days, version, self.forked_at)
+        files = files_as_of(self.url, table, self.days, version, self.cloned_at)
         for day in self.days:
             rows, recorded_rows = (
                 count_rows(files.get(day, ())),

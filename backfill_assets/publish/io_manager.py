@@ -515,7 +515,7 @@ class DataFrameIOManager(DeltaIOManager):
     ) -> Iterator[Candidate]:
         """Yield the rows of an ordinary asset, without the days that lack an input.
 
-        All days have an empty fingerprint, so that none is skipped as current. Rows outside of the
+        All days have an empty input digest, so that none is skipped as current. Rows outside of the
         run's range are refused by the audit.
         """
         watch_session(rows.sparkSession)  # the asset had it before the publisher asks for it

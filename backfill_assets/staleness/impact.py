@@ -109,7 +109,7 @@ def impact_of(
         current = previous.where(f"NOT ({changed_days})").unionByName(new_versions)
         spans = _event_days_by_log_day(source, current)
         event_days, current_days = _changed_event_days(source, previous, current, policy)
-        # Changes of the log by other writers are in no fingerprint of an earlier build.
+        # Changes of the log by other writers are in no input digest of an earlier build.
         foreign_days = {
             day for day in changed & published_days if before.ledger.current_record(day) is None
         }

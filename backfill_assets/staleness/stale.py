@@ -77,7 +77,7 @@ def find_stale_days(snapshot: Snapshot) -> StaleDays:
 
     A day is behind if a commit of an input changed what the day is built from, and the day was last
     published from an older version of that input, or never. It is also behind if an unpartitioned
-    input has changed. It is not behind if its input fingerprint is that of its publication, or that
+    input has changed. It is not behind if its input digest is that of its publication, or that
     of rows which a person decided against. Days of retired tables are never behind.
 
     The last answer is cached until there is a new commit: a sensor asks every few seconds, and ten

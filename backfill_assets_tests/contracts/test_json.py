@@ -35,7 +35,7 @@ from backfill_assets.cli import backfill as plan_commands
 from backfill_assets.cli.runs import JobRun
 from backfill_assets.delta import delta_rs, targets
 from backfill_assets.delta.read_check import ReadCheck
-from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
+from backfill_assets.delta.targets import ComparisonLimits, Target, TargetComparison
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
 from backfill_assets.imports.external_table import NewData
@@ -262,7 +262,7 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = TargetComparison(generation="g", versions={}, pins={}, bounds=ComparisonLimits())
-    target = ShadowTarget(
+    target = Target(
         name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
     )
     settings = load_settings()
