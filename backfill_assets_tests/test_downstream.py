@@ -16,8 +16,8 @@ from backfill_assets.backfills.undo import UndoRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
 from backfill_assets.delta.data_files import OldFiles
-from backfill_assets.delta.ledger_reader import versions_that_belong_together
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES

@@ -3,6 +3,7 @@
 Reads the tables' logs, the listing of the landing and Dagster's run records.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -241,6 +242,7 @@ def plan_backfill(
     """
     tables = deployment.graph
     load_plans = _load_plans(deployment, request, days, ledgers)
+    loads = [load for load_plan in load_plans.values() for load in load_plan.targets.values()]
     snapshot = Snapshot.from_deployment(deployment, ledgers, deployment.today, code)
     snapshot = _add_load_plans(snapshot, load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
@@ -270,16 +272,8 @@ def plan_backfill(
         config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
         landing=digest_load_plans(load_plans) if load_plans else "",
-        held=_sorted_names(
-            target.manifest.awaiting_approval
-            for load_plan in load_plans.values()
-            for target in load_plan.targets.values()
-        ),
-        replaced=_sorted_names(
-            target.replaced
-            for load_plan in load_plans.values()
-            for target in load_plan.targets.values()
-        ),
+        held=_sorted_names(load.manifest.awaiting_approval for load in loads),
+        replaced=_sorted_names(load.replaced for load in loads),
         tables={n: _forecast_table(snapshot, n, by_day) for n, by_day in forecasts.items()},
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, snapshot),
@@ -347,27 +341,16 @@ def _forecast_table(
 ) -> backfill_plan.TableForecast:
     """The day forecasts of one table as ranges by outcome and by reason, as a plan stores them."""
     final = snapshot.final_by_table.get(table, ())
+    days_by_outcome: dict[str, list[date]] = defaultdict(list)
+    days_by_reason: dict[str, list[date]] = defaultdict(list)
+    for day, (outcome, reason) in forecasts.items():
+        days_by_outcome[outcome.name.lower()].append(day)
+        if reason:
+            days_by_reason[reason].append(day)
     return backfill_plan.TableForecast(
-        **{
-            outcome.name.lower(): tuple(
-                partitions.to_ranges(
-                    day
-                    for day, day_forecast in forecasts.items()
-                    if day_forecast.outcome is outcome
-                )
-            )
-            for outcome in backfill_plan.DayOutcome
-        },
+        **{name: tuple(partitions.to_ranges(days)) for name, days in days_by_outcome.items()},
         final=tuple(partitions.to_ranges(day for day in forecasts if day in final)),
-        why={
-            reason: tuple(
-                partitions.to_ranges(
-                    day for day, day_forecast in forecasts.items() if day_forecast.reason == reason
-                )
-            )
-            for reason in dict.fromkeys(day_forecast.reason for day_forecast in forecasts.values())
-            if reason
-        },
+        why={reason: tuple(partitions.to_ranges(d)) for reason, d in days_by_reason.items()},
         apart=snapshot.ledgers[table].table.grain.value,
     )
 

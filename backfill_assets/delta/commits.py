@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -27,7 +27,7 @@ from backfill_assets.dagster_ext.executor import raise_if_interrupted
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import data_files
 from backfill_assets.delta.commit_log import folder_uri
-from backfill_assets.delta.delta_rs import APPLICATION, delta_log, load_log
+from backfill_assets.delta.delta_rs import APPLICATION, NO_HOOKS, delta_log, load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import RETIREMENT
@@ -260,9 +260,7 @@ class Writer:
                 max_commit_retries=0,
                 app_transactions=[Transaction(APPLICATION, (since.transaction or 0) + 1)],
             ),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
+            post_commithook_properties=NO_HOOKS,
         )
 
     def _with_log_path(self, file: AddAction) -> AddAction:

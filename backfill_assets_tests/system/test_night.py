@@ -18,7 +18,8 @@ from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli import main
-from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import (
     BATCH_SIZE,

@@ -22,7 +22,8 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli.targets import target_row
 from backfill_assets.delta import commit_log, commits, delta_rs, targets
 from backfill_assets.delta.commit_log import CloneError
-from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.targets import ComparisonLimits, Target, TargetError
 from backfill_assets.deployment import Deployment
