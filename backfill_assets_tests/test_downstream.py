@@ -18,7 +18,7 @@ from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.consistent_versions import versions_that_belong_together
 from backfill_assets.delta.data_files import OldFiles
-from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, Commit, CommitRecord, ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -43,7 +43,7 @@ class Tables:
     """Ledgers of tables that grow commit by commit, in the versions that the test says."""
 
     def __init__(self):
-        self.commits: dict[str, list[CommitRecord | ExternalCommit]] = {name: [] for name in TABLES}
+        self.commits: dict[str, list[Commit]] = {name: [] for name in TABLES}
 
     def now(self):
         return ledgers(

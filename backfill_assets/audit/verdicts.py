@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.escaping import escape_line
 from backfill_assets.spark.frames import exact_sums, quote_name
 from backfill_assets.tables.table import Table
@@ -462,7 +462,7 @@ def check_frame_window(
         rows = sum(metrics_by_day[day].rows for day in strays)
         raise RefusedError(
             f"{prefix} {rows} row(s) have a {table.partition} outside the window: "
-            f"{', '.join(map(str, to_windows(strays)))}."
+            f"{format_ranges(strays)}."
         )
     expected_rows = sum(expectations[day].rows or 0 for day in window if day in expectations)
     if not metrics_by_day and expected_rows:

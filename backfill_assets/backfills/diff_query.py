@@ -28,7 +28,7 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
-from backfill_assets.calendar.partitions import to_windows
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.data_files import rows_as_of
@@ -204,7 +204,7 @@ def diff_table(
             raise
         version_numbers = sorted({v for pair in versions.values() for v in pair if v is not None})
         raise ReconciliationError(
-            f"{table.name} [{', '.join(map(str, to_windows(versions)))}]: the days cannot be "
+            f"{table.name} [{format_ranges(versions)}]: the days cannot be "
             f"compared as of version(s) {', '.join(map(str, version_numbers))} of {url}. The table "
             "is as it was. If files of these versions are gone (VACUUM removes those that are "
             "older than its retention), there is nothing left to compare with: leave these days "

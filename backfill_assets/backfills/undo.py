@@ -478,8 +478,7 @@ class _TableUndo:
         for names, expected in recorded.items():
             reader = self.publisher.engine.spark_session.read.format("delta")
             rows = reader.option("versionAsOf", version).load(self.publisher.url(self.table))
-            days = partitions.to_windows(expected)
-            rows = rows.where(partitions.any_window_condition(days, self.table.partition))
+            rows = rows.where(partitions.days_condition(expected, self.table.partition))
             given = digests_by_day(rows.select(*map(quote_name, names)), self.table.partition)
             wrong |= {
                 day

@@ -22,9 +22,10 @@ from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 
 from backfill_assets.audit.verdicts import NO_ROWS, measure_days, rows_differ
-from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
+from backfill_assets.calendar.partitions import days_condition, format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits, ledger_reader
+from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.commits import (
     PublishError,
     Writer,
@@ -294,7 +295,7 @@ class _TableMaintenance:
         if self.dry_run or not days:
             self.compacted = days
             return
-        condition = any_window_condition(to_windows(days), self.table.partition)
+        condition = days_condition(days, self.table.partition)
         self._run_sql(f"OPTIMIZE {self._sql_name} WHERE {condition}")
         log = load_log(self.url)
         assert log is not None
@@ -305,9 +306,8 @@ class _TableMaintenance:
 
     def _compacted_days(self, version: int) -> list[date]:
         """The days that a commit compacted; empty if its operation is not OPTIMIZE."""
-        filesystem, path = open_store(self.url)
-        with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
-            actions = [json.loads(line) for line in stream.read().splitlines()]
+        text = CommitLog(self.url).read_commit(version) or b""
+        actions = [json.loads(line) for line in text.splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
         if not any(info.get("operation") == "OPTIMIZE" for info in infos):
             return []
@@ -330,7 +330,7 @@ class _TableMaintenance:
         changed = [day for day in different_days if digests.get(day) != previous_digests.get(day)]
         if changed:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(changed)))}]: the compaction "
+                f"{self.table.name} [{format_ranges(changed)}]: the compaction "
                 f"of version {version} changed what these days hold. Version {version - 1} has the "
                 "rows as they were and no file was taken away: launch these days with the tag "
                 "backfill_assets/rewrite = true"
@@ -347,7 +347,7 @@ class _TableMaintenance:
         ]
         if unexplained_days:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(unexplained_days)))}]: these "
+                f"{self.table.name} [{format_ranges(unexplained_days)}]: these "
                 "days hold other rows than their records say, before the compaction and after it: "
                 "run backfill-assets verify"
             )

@@ -253,6 +253,10 @@ class ExternalCommit:
     has_unknown_days: bool = False
 
 
+#: A commit that may have changed rows: ours, or that of another writer.
+Commit = CommitRecord | ExternalCommit
+
+
 def encode_metrics(measured: DayMetrics) -> dict[str, Any]:
     """The fields of a `PublishedDay` that depend on the columns of the rows."""
     return {

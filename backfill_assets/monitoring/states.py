@@ -12,7 +12,7 @@ from datetime import date
 from functools import cached_property
 
 from backfill_assets.audit.verdicts import rows_differ
-from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -273,7 +273,7 @@ def describe_states(states: Mapping[date, DayState]) -> str:
     for state in DayState:
         days = [day for day, day_state in states.items() if day_state is state]
         if days and not state.is_good:
-            spans = ", ".join(map(str, to_windows(days)))
+            spans = format_ranges(days)
             lines.append(f"{state.value}: {spans} ({STATE_MEANINGS[state]})")
     return "\n".join(lines)
 

@@ -22,10 +22,9 @@ from backfill_assets.audit.checks import check_evaluations, day_metadata, failur
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
-    any_window_condition,
+    days_condition,
     format_ranges,
     partitions_of_run,
-    to_windows,
 )
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
@@ -540,7 +539,7 @@ class DataFrameIOManager(DeltaIOManager):
         computed = None
         if plan.reasons:
             days = {*map(date.fromisoformat, context.asset_partition_keys)} - plan.reasons.keys()
-            other_days = any_window_condition(to_windows(days), table.partition)
+            other_days = days_condition(days, table.partition)
             frame = rows.where(f"NOT ({other_days})") if other_days else rows
             computed = ComputedDays(frame, {}, scattered=True)
         yield Candidate(plan, computed)

@@ -78,9 +78,7 @@ def impact_of(
     if not changed:
         return ChangeImpact()
     first_days = frozenset(passed.keys() - published_days)
-    changed_days = partitions.any_window_condition(
-        partitions.to_windows(changed), source.raw.partition
-    )
+    changed_days = partitions.days_condition(changed, source.raw.partition)
     changed_rows = sum(
         verdict.metrics.rows + (before.ledger.rows_of(verdict.day) or 0)
         for verdict in verdicts
