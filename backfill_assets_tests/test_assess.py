@@ -25,7 +25,6 @@ from backfill_assets.staleness.assess import (
     recompute_reason,
     refuse_other_code,
 )
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
@@ -52,7 +51,7 @@ def snapshot_table(
     code: str = "code",
     settings: str = "config",
     change: str = "",
-    fingerprints: Mapping[date, str] | None = None,
+    input_digests: Mapping[date, str] | None = None,
 ) -> Snapshot:
     """A table and its inputs, whose other inputs are empty, by the code and settings of now."""
     name = own.table.name
@@ -61,22 +60,22 @@ def snapshot_table(
         code_versions={name: code},
         config_digests={name: settings},
         changes={name: {day(1): change}},
-        digests={name: fingerprints} if fingerprints else {},
+        digests={name: input_digests} if input_digests else {},
     )
 
 
 def find_reason(own: Ledger, *inputs: Ledger, requested: bool = False, change: str = "") -> str:
-    """Why the first day is computed, if the fingerprint of its inputs is `fingerprint`."""
+    """Why the first day is computed, if the input digest of its inputs is `input_digest`."""
     snapshot = snapshot_table(own, inputs, change=change)
-    return recompute_reason(snapshot, own.table.name, day(1), "fingerprint", requested)
+    return recompute_reason(snapshot, own.table.name, day(1), "input_digest", requested)
 
 
-def set_fingerprint(
-    published: CommitRecord, fingerprint: str = "fingerprint", **changed
+def set_input_digest(
+    published: CommitRecord, input_digest: str = "input_digest", **changed
 ) -> CommitRecord:
     """A record of days that were made of this."""
     day_details = {
-        d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
+        d: msgspec.structs.replace(x, input_digest=input_digest) for d, x in published.days.items()
     }
     return msgspec.structs.replace(published, days=day_details, **changed)
 
@@ -87,21 +86,21 @@ def external_commit(version: int, *numbers: int) -> ExternalCommit:
 
 #: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
 LEDGERS: Mapping[str, Ledger] = {
-    "": ledger(FACT, set_fingerprint(record(3, days(1)))),
-    "never published": ledger(FACT, set_fingerprint(record(3, days(2)))),
+    "": ledger(FACT, set_input_digest(record(3, days(1)))),
+    "never published": ledger(FACT, set_input_digest(record(3, days(2)))),
     "external commit": ledger(
-        FACT, set_fingerprint(record(3, days(1))), external=[external_commit(4, 1)]
+        FACT, set_input_digest(record(3, days(1))), external=[external_commit(4, 1)]
     ),
-    "new input: stg_orders": ledger(FACT, set_fingerprint(record(3, days(1)), "another")),
-    "input not on record": ledger(FACT, set_fingerprint(record(3, days(1)), "")),
-    "other code": ledger(FACT, set_fingerprint(record(3, days(1)), code_version="old")),
-    "other settings": ledger(FACT, set_fingerprint(record(3, days(1)), config_digest="old")),
+    "new input: stg_orders": ledger(FACT, set_input_digest(record(3, days(1)), "another")),
+    "input not on record": ledger(FACT, set_input_digest(record(3, days(1)), "")),
+    "other code": ledger(FACT, set_input_digest(record(3, days(1)), code_version="old")),
+    "other settings": ledger(FACT, set_input_digest(record(3, days(1)), config_digest="old")),
     "new input: stg_orders; other code; other settings": ledger(
         FACT,
-        set_fingerprint(record(3, days(1)), "another", code_version="old", config_digest="old"),
+        set_input_digest(record(3, days(1)), "another", code_version="old", config_digest="old"),
     ),
 }
-STAGING = ledger(STAGED, set_fingerprint(record(1, days(1))))
+STAGING = ledger(STAGED, set_input_digest(record(1, days(1))))
 
 
 @pytest.mark.parametrize("reason", LEDGERS)
@@ -115,19 +114,19 @@ def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
 
 
 def test_rows_that_nobody_recorded():
-    fact_ledger = ledger(FACT, set_fingerprint(record(3, days(1))))
+    fact_ledger = ledger(FACT, set_input_digest(record(3, days(1))))
     unrecorded = Ledger(FACT, 3, (), (), fact_ledger.measured)
     assert find_reason(unrecorded) == "rows without a record"
 
 
 def test_a_day_that_was_taken_back_counts_as_never_published():
     undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
-    fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
+    fact_ledger = Ledger(FACT, 4, [set_input_digest(record(3, days(1))), undo_record])
     assert find_reason(fact_ledger) == "never published"
 
 
 def test_the_input_that_is_new_is_named():
-    lateness_record = set_fingerprint(
+    lateness_record = set_input_digest(
         record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another"
     )
     rejected = ledger(REJECTED, record(2, days(1)))
@@ -152,7 +151,7 @@ def test_who_knows_better_what_is_new_is_heard():
 
 
 def test_the_name_of_each_changed_input_is_in_the_reason():
-    built = set_fingerprint(record(3, days(1), inputs={RAW.name: 5}), "another")
+    built = set_input_digest(record(3, days(1), inputs={RAW.name: 5}), "another")
     changed = ledger(RAW, record(6, days(1)))
     # It is not among the inputs that the record names.
     unnamed = ledger(REJECTED, record(0, days(1)))
@@ -179,14 +178,19 @@ def test_a_person_who_asks_for_new_files_gives_them_as_the_reason():
 
 def test_each_day_of_a_run_has_its_own_reason():
     """Only what must be computed is in the result; unless it is asked for."""
-    current = set_fingerprint(record(3, days((1, 4)), inputs={STAGED.name: 0}))
+    current = set_input_digest(record(3, days((1, 4)), inputs={STAGED.name: 0}))
     facts = ledger(FACT, current)
-    fingerprints = {day(1): "fingerprint", day(2): "other", day(3): "other", day(5): "fingerprint"}
+    input_digests = {
+        day(1): "input_digest",
+        day(2): "other",
+        day(3): "other",
+        day(5): "input_digest",
+    }
     staged = ledger(STAGED, record(1, days((1, 9))))
 
     def find_reasons(requested: Container[date] = (), **now: str) -> dict[int, str]:
-        snapshot = snapshot_table(facts, [staged], fingerprints=fingerprints, **now)
-        assessments = assess(snapshot, FACT.name, fingerprints, requested=requested)
+        snapshot = snapshot_table(facts, [staged], input_digests=input_digests, **now)
+        assessments = assess(snapshot, FACT.name, input_digests, requested=requested)
         assert not any(
             a.obstacle or a.on_hold or a.follows_previous_day for a in assessments.values()
         )
@@ -202,13 +206,13 @@ def test_each_day_of_a_run_has_its_own_reason():
 def test_other_code_is_told_by_what_differs_if_that_is_on_record(monkeypatch):
     parts = {"newer": {"RATE": "0.19"}, "other": {}}
     monkeypatch.setattr(assess_module, "parts_of_version", parts.__getitem__)
-    built = set_fingerprint(record(3, days(1)), code_version="old", code_parts={"RATE": "0.21"})
+    built = set_input_digest(record(3, days(1)), code_version="old", code_parts={"RATE": "0.21"})
     snapshot = snapshot_table(ledger(FACT, built), code="newer")
-    reason = recompute_reason(snapshot, FACT.name, day(1), "fingerprint")
+    reason = recompute_reason(snapshot, FACT.name, day(1), "input_digest")
     assert reason.startswith("other code: ")
     assert "0.21 → 0.19" in reason
-    unknown = snapshot_table(ledger(FACT, set_fingerprint(built, code_parts={})), code="other")
-    assert recompute_reason(unknown, FACT.name, day(1), "fingerprint") == "other code"
+    unknown = snapshot_table(ledger(FACT, set_input_digest(built, code_parts={})), code="other")
+    assert recompute_reason(unknown, FACT.name, day(1), "input_digest") == "other code"
 
 
 def test_a_day_is_not_built_without_a_whole_table_that_it_reads():
@@ -224,16 +228,16 @@ def test_a_day_is_not_built_without_a_whole_table_that_it_reads():
 # --- days that a person put on hold ---------------------------------------------------------------
 
 
-def hold_days(table: Table, fingerprints: Mapping[int, str], *published: int) -> Ledger:
-    """Some days are taken back, and wait as long as their inputs have these fingerprints."""
-    holds = {str(day(n)): fingerprint for n, fingerprint in fingerprints.items()}
+def hold_days(table: Table, input_digests: Mapping[int, str], *published: int) -> Ledger:
+    """Some days are taken back, and wait as long as their inputs have these input digests."""
+    holds = {str(day(n)): input_digest for n, input_digest in input_digests.items()}
     undo = record(1, (), on_hold=holds)
-    undo = msgspec.structs.replace(undo, revoked_days=days(*fingerprints))
+    undo = msgspec.structs.replace(undo, revoked_days=days(*input_digests))
     return ledger(table, undo, record(2, days(*published)))
 
 
-def held_numbers(held: Ledger, fingerprints: Mapping[int, str]) -> set[int]:
-    by_day = {day(n): fingerprint for n, fingerprint in fingerprints.items()}
+def held_numbers(held: Ledger, input_digests: Mapping[int, str]) -> set[int]:
+    by_day = {day(n): input_digest for n, input_digest in input_digests.items()}
     return {(d - START).days + 1 for d in days_on_hold(held, by_day)}
 
 
@@ -246,7 +250,7 @@ def test_a_day_stays_on_hold_while_its_inputs_are_those_that_gave_the_rejected_r
 
 
 def test_days_of_a_stateful_table_stay_on_hold_behind_one_that_does():
-    """They were built from it, so that their own fingerprints are those of rows that are gone."""
+    """They were built from it, so that their own input digests are those of rows that are gone."""
     held = hold_days(customer_lifetime_value, {1: "a", 2: "b", 3: "c", 5: "e", 6: "f"})
     others = dict.fromkeys(range(1, 8), "other")
     assert held_numbers(held, {**others, 1: "a"}) == {1, 2, 3}
@@ -475,9 +479,9 @@ def test_what_is_lacking_is_said_before_what_has_other_settings():
 LOG = ledger(RAW, *(make_raw_record(n, days(n)) for n in range(1, 6)))
 
 
-def final_numbers(*known: Ledger, among: Container[date] | None = None) -> dict[str, set[int]]:
+def final_numbers(*known: Ledger) -> dict[str, set[int]]:
     """The numbers of the final days, by name of the tables that have such days."""
-    result = final_days(snapshot_ledgers(ledgers(*known), POLICY), among)
+    result = snapshot_ledgers(ledgers(*known), POLICY).final_by_table
     # What is known of a day may always change, and so may what is kept by log day.
     assert result.keys() == {STAGED.name, FACT.name}
     return {name: {(d - START).days + 1 for d in found} for name, found in result.items() if found}
@@ -487,11 +491,6 @@ def test_days_are_final_whose_records_say_so_or_that_a_log_has_closed():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 5}))
     facts = ledger(FACT, record(0, days((2, 5)), inputs={STAGED.name: 0}, final=days(5)))
     assert final_numbers(LOG, staged, facts) == {STAGED.name: {1, 2, 3}, FACT.name: {2, 3, 5}}
-    assert final_numbers(LOG, staged, facts, among=days(2, 4)) == {
-        STAGED.name: {2},
-        FACT.name: {2},
-    }
-    assert final_numbers(LOG, staged, facts, among=()) == {}
 
 
 def test_the_last_commit_that_changed_a_day_before_its_window_closed_decides():

@@ -178,7 +178,7 @@ def judge(digests: Mapping[int, str], broken: Collection[int] = ()) -> list[Verd
     return judge_days(
         balance,
         [day(n) for n in digests],
-        {day(n): DayMetrics(1, nulls, 0, {}, digest) for n, digest in digests.items()},
+        {day(n): DayMetrics(1, {}, digest, nulls=nulls) for n, digest in digests.items()},
         {day(n): Expectation(rows=2) for n in broken},
         {},
     )
@@ -187,16 +187,16 @@ def judge(digests: Mapping[int, str], broken: Collection[int] = ()) -> list[Verd
 def chain(
     own: Ledger, requested: Collection[date], verdicts: list[Verdict]
 ) -> tuple[dict[date, str], dict[date, str], set[date]]:
-    """The fingerprints, the reasons against days, and the days that came out as they were."""
+    """The input digests, the reasons against days, and the days that came out as they were."""
     window = Window(verdicts[0].day, verdicts[-1].day + DAY)
     reasons = dict.fromkeys(window, "never published")
     plan = ComputePlan(
         RunRequest(window, {}), Mock(), own, [], {}, reasons, {}, requested=requested
     )
     snapshot = Mock(digest_following=lambda _, d, content: digest_day(d, content))
-    fingerprints, judged, identical = chain_days(plan, snapshot, verdicts)
+    input_digests, judged, identical = chain_days(plan, snapshot, verdicts)
     failures = {v.day: v.failure_reasons for v in judged if not v.may_publish}
-    return fingerprints, failures, identical
+    return input_digests, failures, identical
 
 
 def publish_chain(digests: Mapping[int, str]) -> Ledger:
@@ -205,7 +205,7 @@ def publish_chain(digests: Mapping[int, str]) -> Ledger:
     for n, digest in digests.items():
         before = digests.get(n - 1, "nothing")
         commit.days[day(n)] = msgspec.structs.replace(
-            commit.days[day(n)], digest=digest, fingerprint=digest_day(day(n), before)
+            commit.days[day(n)], digest=digest, input_digest=digest_day(day(n), before)
         )
     return ledger(balance, commit)
 
@@ -230,9 +230,9 @@ def test_a_day_is_made_of_what_the_day_before_came_out_as(requested, as_they_wer
     own = publish_chain({1: "a", 2: "b", 3: "c", 4: "d"})
     # Days 2 and 3 are asked for. Day 3 came out as it was: so does day 4, unless it is asked for.
     verdicts = judge({2: "other", 3: "c", 4: "d"})
-    fingerprints, failures, identical = chain(own, days(*requested), verdicts)
+    input_digests, failures, identical = chain(own, days(*requested), verdicts)
     assert failures == {}
-    assert fingerprints == {
+    assert input_digests == {
         day(2): digest_day(day(2), own.content_key(day(1))),
         day(3): digest_day(day(3), "other"),
         day(4): digest_day(day(4), "c"),

@@ -71,7 +71,7 @@ def test_the_examples_count_what_is_open_and_what_is_new(spark):
     ],
 )
 def test_a_total_is_a_number_that_is_plotted_as_long_as_it_stays_exact(total, shown):
-    measured = DayMetrics(1, {}, 0, {"revenue": total}, "digest")
+    measured = DayMetrics(1, {"revenue": total}, "digest")
     fine = Finding("row_count", Severity.OK, "1 row")
     plotted = day_metadata(Verdict(date(2024, 1, 1), measured, Expectation(), [fine]), {})[
         "total_revenue"

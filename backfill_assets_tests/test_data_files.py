@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import any_window_condition, to_windows
+from backfill_assets.calendar.partitions import days_condition
 from backfill_assets.delta.data_files import files_as_of, rows_as_of
 from backfill_assets.delta.table_schema import delta_schema, schema_properties
 from backfill_assets.orders.tables import FACT
@@ -44,7 +44,7 @@ def create_versions(url: Path) -> str:
 
 def by_delta(spark, url: str, version: int) -> DataFrame:
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
-    return rows.where(any_window_condition(to_windows(TWO), "run_date")).select(*FACT.columns)
+    return rows.where(days_condition(TWO, "run_date")).select(*FACT.columns)
 
 
 def count_equal_rows(spark, url: str, version: int) -> int:

@@ -28,7 +28,6 @@ from backfill_assets.monitoring.states import MonitoringSnapshot, day_states
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import SwitchedLedger
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
@@ -109,7 +108,7 @@ def decide_final(world: RandomLedgers) -> Any:
     snapshot = take_snapshot(world, with_code=False)
     return [
         {name: list_days(days) for name, days in by_table.items() if days}
-        for by_table in (final_days(snapshot), built_from_revoked(snapshot))
+        for by_table in (snapshot.final_by_table, built_from_revoked(snapshot))
     ]
 
 
@@ -124,7 +123,7 @@ def decide_forecast(world: RandomLedgers, snapshot: Snapshot | None = None) -> A
             recorded = {d: world.ledgers[name].current_record(d) for d in world.partitions(name)}
             landed = {d: world.chance.random() for d in recorded}
             digests[name] = {
-                d: record.fingerprint if record and landed[d] < 0.8 else f"landed {d}"
+                d: record.input_digest if record and landed[d] < 0.8 else f"landed {d}"
                 for d, record in recorded.items()
             }
             changes[name] = {d: "a file came" for d in recorded if landed[d] > 0.85}
@@ -142,19 +141,19 @@ def decide_forecast(world: RandomLedgers, snapshot: Snapshot | None = None) -> A
 
 
 def decide_target(world: RandomLedgers) -> Any:
-    """The forecast over the tables as they are after a switch to forks of some of them."""
+    """The forecast over the tables as they are after a switch to clones of some of them."""
     production = dict(world.ledgers)
     for name in world.choose(production):
         world.build_some(name)
     ledgers = {}
     for name, ledger in world.ledgers.items():
-        fork_version = production[name].version
-        since = -1 if fork_version is None else fork_version
+        cloned_version = production[name].version
+        since = -1 if cloned_version is None else cloned_version
         built = {d for d, record in ledger.latest.items() if record.version > since}
         ledgers[name] = (
             ledger
             if ledger is production[name]
-            else SwitchedLedger.from_fork(ledger, built, production[name])
+            else SwitchedLedger.from_clone(ledger, built, production[name])
         )
     world.ledgers = ledgers
     return decide_forecast(world, take_snapshot(world))

@@ -1,4 +1,4 @@
-"""Reconciliation: fingerprints that other engines confirm, and what two versions differ in."""
+"""Reconciliation: contents that other engines confirm, and what two versions differ in."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.audit.verdicts import DayContent
 from backfill_assets.backfills.diff import (
     DayChangeKind,
     DayDiff,
-    DayFigures,
     TableDiff,
     as_table,
     cross_table_mismatches,
@@ -194,12 +194,12 @@ def test_other_engines_compute_the_same_sha256(spark, nasty):
     report = diff_table(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
     assert report.summary_line == "stg_orders: 3 identical"
     for version, side in ((0, "before"), (1, "after")):
-        measured: dict[date, DayFigures] = {d.day: getattr(d, side) for d in report.days}
-        shas = {d: fingerprint.sha256 for d, fingerprint in measured.items()}
+        measured: dict[date, DayContent] = {d.day: getattr(d, side) for d in report.days}
+        shas = {d: content.digest for d, content in measured.items()}
         assert independent(nasty, version, DAYS) == shas
         assert measure_by_duckdb(nasty, version, DAYS) == {
-            d: (fingerprint.rows, fingerprint.totals["amount"], fingerprint.sha256)
-            for d, fingerprint in measured.items()
+            d: (content.rows, content.totals["amount"], content.digest)
+            for d, content in measured.items()
         }
     assert [(d.after.rows, d.after.keys) for d in report.days] == [(608, 607), (6, 6), (10, 10)]
 
@@ -225,8 +225,8 @@ def test_the_canonical_text_is_as_specified(spark):
     groups = [sha256(line.encode()).hexdigest() for line in sorted(hashes)]
     result = measure_days(make_frame(STAGED, rows, spark), STAGED)
     assert result == {
-        day(1): DayFigures(
-            2, 2, {"amount": Decimal("9.50")}, sha256("\n".join(groups).encode()).hexdigest()
+        day(1): DayContent(
+            2, {"amount": Decimal("9.50")}, sha256("\n".join(groups).encode()).hexdigest(), 2
         )
     }
 
@@ -249,7 +249,7 @@ def test_rows_that_look_alike_are_told_apart(spark):
         make_frame(STAGED, rows, spark).withColumn("case", F.lit(n)) for n, rows in enumerate(alike)
     ]
     result = _measure_groups(reduce(DataFrame.unionByName, frames), STAGED, "case")
-    assert len({fingerprint.sha256 for fingerprint in result.values()}) == len(alike)
+    assert len({content.digest for content in result.values()}) == len(alike)
 
 
 def test_arrays_and_other_tables(spark, tmp_path):
@@ -282,9 +282,7 @@ def test_arrays_and_other_tables(spark, tmp_path):
         frame = make_frame(table, [row, none], spark)
         write_version(frame, table, url)
         result = measure_days(frame, table)
-        assert {d: fingerprint.sha256 for d, fingerprint in result.items()} == independent(
-            url, 0, [day(1)]
-        )
+        assert {d: content.digest for d, content in result.items()} == independent(url, 0, [day(1)])
 
 
 def kinds_of(table: Table) -> set[str]:
@@ -331,7 +329,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
     }
     write_deltalake(url, pyarrow.table(arrays), partition_by=["day"])
     (figures,) = measure_days(spark.read.format("delta").load(url), table).values()
-    assert {day(1): figures.sha256} == independent(url, 0, [day(1)])
+    assert {day(1): figures.digest} == independent(url, 0, [day(1)])
     with duckdb.connect() as engine:
         for macro in SQL.split(";\n")[:2]:
             engine.execute(macro)
@@ -340,7 +338,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
             "FROM read_parquet($files, hive_partitioning = true)",
             {"files": DeltaTable(url).file_uris()},
         ).fetchall()
-    assert _python["hashed_day"](line for (line,) in lines) == figures.sha256
+    assert _python["hashed_day"](line for (line,) in lines) == figures.digest
 
 
 def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
@@ -416,7 +414,7 @@ def test_every_type_of_a_model_has_its_text(spark, tmp_path):
     frame = spark.sql(" UNION ALL ".join(selects)).toDF(*table.columns)
     frame.write.format("delta").mode("append").save(url)
     stored = spark.read.format("delta").load(url)
-    shas = {d: figures.sha256 for d, figures in measure_days(stored, table).items()}
+    shas = {d: figures.digest for d, figures in measure_days(stored, table).items()}
     assert shas == independent(url, DeltaTable(url).version(), days)
     texts = stored.select(*_text_columns(table).values()).collect()
     distinct = [len({*column}) for column in zip(*texts, strict=True)][1:]
@@ -426,7 +424,7 @@ def test_every_type_of_a_model_has_its_text(spark, tmp_path):
         {"spark.sql.session.timeZone": "America/New_York", "spark.sql.ansi.enabled": "false"},
     ):
         again = measure_days(spark.read.format("delta").load(url), table)
-        assert {d: figures.sha256 for d, figures in again.items()} == shas
+        assert {d: figures.digest for d, figures in again.items()} == shas
 
 
 def fact_row(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:
@@ -489,8 +487,7 @@ def test_what_became_of_each_day(report):
         9: (DayChangeKind.IDENTICAL, ""),
     }
     emptied = report.days[3].after
-    assert emptied == DayFigures.for_empty_day(FACT)
-    assert emptied.sha256 == EMPTY
+    assert emptied == DayContent(0, FACT.zero_totals, EMPTY, 0)
 
 
 def test_samples_are_few_in_order_and_side_by_side(report):
@@ -690,14 +687,14 @@ def test_the_report_for_a_program(report):
             "rows": 1,
             "keys": 1,
             "totals": {"orders": 1, "revenue": "10.00"},
-            "sha256": report.days[4].before.sha256,
+            "sha256": report.days[4].before.digest,
         },
         "after": {
             "version": 1,
             "rows": 1,
             "keys": 1,
             "totals": {"orders": 1, "revenue": "-10.50"},
-            "sha256": report.days[4].after.sha256,
+            "sha256": report.days[4].after.digest,
         },
     }
     assert result["days"]["2024-01-08"] == {
@@ -712,16 +709,16 @@ def test_the_report_for_a_program(report):
 
 def one_day_report(table: Table, rows: int, **totals: Any) -> TableDiff:
     """A report of one day, published with version 3."""
-    fingerprint = DayFigures(rows, None, {**table.zero_totals, **totals}, str(rows))
-    return TableDiff(table, [DayDiff(day(1), (None, 3), None, fingerprint)])
+    content = DayContent(rows, {**table.zero_totals, **totals}, str(rows))
+    return TableDiff(table, [DayDiff(day(1), (None, 3), None, content)])
 
 
 def matching_ledger(report: TableDiff, **entries: int | str) -> Ledger:
     """A log whose version 2 says of the day what the report does."""
-    fingerprint = report.days[0].after
-    assert fingerprint
-    totals = {name: str(total) for name, total in fingerprint.totals.items()}
-    published = PublishedDay(fingerprint.rows, "digest", "ok", totals, entries=entries)
+    content = report.days[0].after
+    assert content
+    totals = {name: str(total) for name, total in content.totals.items()}
+    published = PublishedDay(content.rows, "digest", "ok", totals, entries=entries)
     record = CommitRecord(
         2, "run", None, "person", "code", "config", {}, {day(1): published}, frozenset(), {}
     )
@@ -879,7 +876,7 @@ def test_days_are_compared_as_of_the_versions_that_they_were_made_of(named, said
     fact = first_day_record(FACT, 2, orders="3", revenue="30.50", **arguments)
     ledgers = {STAGED.name: Ledger(STAGED, 5, staged), FACT.name: Ledger(FACT, 3, [fact])}
     totals = {"amount": Decimal("50.00")}
-    newest = TableDiff(STAGED, [DayDiff(day(1), (3, 5), None, DayFigures(5, None, totals, "x"))])
+    newest = TableDiff(STAGED, [DayDiff(day(1), (3, 5), None, DayContent(5, totals, "x"))])
     reports = [newest, FACT_DAY] if looked_at == "both" else [FACT_DAY]
     assert cross_table_mismatches(reports, ledgers) == said
 
@@ -930,6 +927,6 @@ def test_a_backfill(pipeline, spark):
     assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
     assert cross_table_mismatches(reports.values(), ledgers) == []
     for name, table_report in reports.items():
-        shas = {d.day: d.after.sha256 for d in table_report.days}
+        shas = {d.day: d.after.digest for d in table_report.days}
         url = pipeline.settings.table(name)
         assert independent(url, ledgers[name].version, list(shas)) == shas

@@ -16,9 +16,9 @@ from backfill_assets.backfills.undo import UndoRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
 from backfill_assets.delta.data_files import OldFiles
-from backfill_assets.delta.ledger_reader import versions_that_belong_together
-from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, Commit, CommitRecord, ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -43,7 +43,7 @@ class Tables:
     """Ledgers of tables that grow commit by commit, in the versions that the test says."""
 
     def __init__(self):
-        self.commits: dict[str, list[CommitRecord | ExternalCommit]] = {name: [] for name in TABLES}
+        self.commits: dict[str, list[Commit]] = {name: [] for name in TABLES}
 
     def now(self):
         return ledgers(
@@ -78,7 +78,7 @@ class Tables:
     ):
         code = more.pop("code", "code")
         commit_record = record(version, days(*numbers), inputs=inputs, run=run, **more)
-        fingerprints = (
+        digests = (
             input_digests(TABLES[name].inputs(POLICY), self.now(), commit_record.days)
             if inputs
             else {}
@@ -87,7 +87,7 @@ class Tables:
         audit = {
             d: msgspec.structs.replace(
                 published_day,
-                fingerprint=fingerprints.get(d, ""),
+                input_digest=digests.get(d, ""),
                 digest=existing.latest[d].days[d].digest
                 if d in days(*same)
                 else published_day.digest,

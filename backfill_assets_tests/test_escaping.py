@@ -132,7 +132,7 @@ def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
     ]
     finding = Finding("late_lines", Severity.WARN, name)
     assert finding.text == seen
-    verdict = Verdict(date(2024, 1, 1), DayMetrics(1, {}, 0, {}, "d"), Expectation(), [finding])
+    verdict = Verdict(date(2024, 1, 1), DayMetrics(1, {}, "d"), Expectation(), [finding])
     assert markdown_texts(day_metadata(verdict, {})["warnings"].value) == [f"late_lines: {seen}"]
     (evaluation,) = check_evaluations(dg.AssetKey("late_orders"), TABLES["late_orders"], verdict)
     assert evaluation.description is not None

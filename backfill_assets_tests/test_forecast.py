@@ -117,7 +117,7 @@ def test_a_day_is_computed_unless_it_is_as_it_would_be_computed(runs):
     runs.build(FACT, 3, code="older")
     runs.build(FACT, 4, config_digest="older")
     runs.build(FACT, 5, code="older", config_digest="older")
-    runs.build(FACT, 6, fingerprint="")
+    runs.build(FACT, 6, input_digest="")
     runs.build(FACT, 8)
     runs.build(STAGED, 2)
     runs.ledgers[FACT.name] = replace(
@@ -264,8 +264,8 @@ def make_load_plan(sizes_by_day: dict[int, list[int]], changes: dict[int, str]) 
 def test_a_log_day_is_loaded_if_its_files_are_others(runs):
     load_plan = make_load_plan({1: [10], 2: [10, 20], 3: [10]}, {1: "", 2: "new files", 3: ""})
     for table in (RAW, REJECTED):
-        runs.build(table, 1, fingerprint=load_plan.load_digests[day(1)])
-        runs.build(table, 2, fingerprint="of one file")
+        runs.build(table, 1, input_digest=load_plan.load_digests[day(1)])
+        runs.build(table, 2, input_digest="of one file")
     runs.build(LATE, (1, 2))
     planned = plan_same_days([RAW, REJECTED, LATE], [1, 2, 3])
     loaded = {1: IDENTICAL, 2: computed("new files"), 3: NEVER}

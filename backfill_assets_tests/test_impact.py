@@ -77,7 +77,7 @@ def details_of_load(
     verdicts = [
         Verdict(
             day(n),
-            DayMetrics(1, {}, 0, {}, SAME_ROWS),
+            DayMetrics(1, {}, SAME_ROWS),
             Expectation(),
             [Finding("row_count", Severity.ERROR if n in failed else Severity.OK, "")],
         )

@@ -128,21 +128,21 @@ def test_log_days_that_others_changed_may_decide_all_days():
     assert deciding_log_days(first, external=(other,)) == decided_alone(d1={4}, d2={4}, d3={4})
 
 
-# --- the fingerprints -----------------------------------------------------------------------------
+# --- the input digests ----------------------------------------------------------------------------
 
 
 def changed_days(
     before: dict[str, Ledger], table: Table, name: str, *numbers: int, spans: bool = False
 ) -> set[date]:
-    """The days of a table whose fingerprint is another one after some days of an input changed."""
+    """The days of a table whose input digest is another one after some days of an input changed."""
     source = before[name]
     overrides = {"spans": {}} if spans else {}
     new_record = record(9, days(*numbers), digest="other", **overrides)
     after = {**before, name: ledger(source.table, *source.records, new_record)}
     return {
         day
-        for day, fingerprint in input_digests(table.inputs(POLICY), after, ALL).items()
-        if fingerprint != input_digests(table.inputs(POLICY), before, ALL)[day]
+        for day, input_digest in input_digests(table.inputs(POLICY), after, ALL).items()
+        if input_digest != input_digests(table.inputs(POLICY), before, ALL)[day]
     }
 
 
@@ -195,12 +195,12 @@ def test_what_is_known_changes_with_rows_of_others():
     before = all_ledgers()
     first = before[RAW.name].records[0]
     raw = ledger(RAW, first, external=[ExternalCommit(1, "WRITE", days(3))])
-    fingerprints = input_digests(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
+    digests = input_digests(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
     then = input_digests(CURRENT.inputs(POLICY), before, ALL)
-    assert {d for d in ALL if fingerprints[d] != then[d]} == days((1, 3))
+    assert {d for d in ALL if digests[d] != then[d]} == days((1, 3))
 
 
-def test_a_fingerprint_is_one_of_contents():
+def test_an_input_digest_is_one_of_contents():
     """Loaded again with the same rows, by other commits."""
     raw = [log_record(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
     first, second = (
@@ -211,7 +211,7 @@ def test_a_fingerprint_is_one_of_contents():
     assert len(set(first.values())) == len(ALL)
 
 
-def test_fingerprints_are_those_of_earlier_releases():
+def test_input_digests_are_those_of_earlier_releases():
     """They are compared with those on record: other ones would have all days computed again."""
     staged = ledger(STAGED, record(0, days(1, 2), digest="2-a-b"))
     facts = FACT.inputs(POLICY)
@@ -257,7 +257,7 @@ def test_content_that_is_not_published_yet_is_taken_for_published():
 # --- what the day before comes out as -------------------------------------------------------------
 
 
-def test_the_fingerprint_of_a_stateful_day_is_known_before_the_day_before_is_published():
+def test_the_input_digest_of_a_stateful_day_is_known_before_the_day_before_is_published():
     """It is that which it has once the day before is published with these rows."""
     references = {"countries": "version 3"}
     current = ledger(CURRENT, record(0, days((1, 3)), digest="orders"))
@@ -298,9 +298,9 @@ def test_of_days_that_may_change_nothing_is_known():
 
 
 def test_a_clone_that_is_switched_to_has_its_own_days_and_those_of_production():
-    fork = ledger(FACT, record(4, days((1, 3)), digest="of the clone"))
+    clone = ledger(FACT, record(4, days((1, 3)), digest="of the clone"))
     production = ledger(FACT, record(9, days((2, 4)), digest="of production"))
-    switched = SwitchedLedger.from_fork(replace(fork, transaction=7), days(1, 2), production)
+    switched = SwitchedLedger.from_clone(replace(clone, transaction=7), days(1, 2), production)
     assert {n: switched.content_key(day(n)) for n in range(1, 6)} == {
         1: "of the clone",
         2: "of the clone",

@@ -395,7 +395,9 @@ def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
 
     def build(_: Window) -> ComputedDays:
         if not first:
-            first.append(publish_frame(loaded, frame, window(2, 2), fingerprint="one", run="other"))
+            first.append(
+                publish_frame(loaded, frame, window(2, 2), input_digest="one", run="other")
+            )
         return ComputedDays(frame, {})
 
     (result,) = publish_days(loaded.io_manager, FACT, window(2, 2), build, "one", run="r2")
@@ -461,7 +463,7 @@ def fail_if_built(_: Window) -> ComputedDays:
 
 def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    first = publish_frame(loaded, frame, window(1, 3), fingerprint="one")
+    first = publish_frame(loaded, frame, window(1, 3), input_digest="one")
     before = latest_version(loaded)
     second = publish_days(loaded.io_manager, FACT, window(1, 3), fail_if_built, "one", run="r2")
     assert outcome_values(second) == ["identical"] * 3
@@ -474,24 +476,24 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     # A day that others changed is not the same, and only that day is asked for.
     spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
     rows_of_day = fact_rows(spark, [(2, "a", 2)])
-    results = publish_frame(loaded, rows_of_day, window(1, 3), fingerprint="one")
+    results = publish_frame(loaded, rows_of_day, window(1, 3), input_digest="one")
     assert outcome_values(results) == ["identical", "written", "identical"]
     assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     # On demand everything is written again.
     files = set(loaded.log(FACT.name).file_uris())
-    results = publish_frame(loaded, frame, window(1, 3), fingerprint="one", rewrite=window(1, 3))
+    results = publish_frame(loaded, frame, window(1, 3), input_digest="one", rewrite=window(1, 3))
     assert outcome_values(results) == ["written"] * 3
     assert not files & set(loaded.log(FACT.name).file_uris())
 
 
 def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loaded, spark):
     publish_frame(
-        loaded, fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)]), window(1, 3), fingerprint="one"
+        loaded, fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)]), window(1, 3), input_digest="one"
     )
     for changed, letter in (("code_version", "y"), ("config_digest", "z")):
         files = set(loaded.log(FACT.name).file_uris())
         other_rows = fact_rows(spark, [(1, "a", 1), (2, letter, 2), (3, "a", 3)])
-        how = {"fingerprint": "one", "run": letter, changed: "other"}
+        how = {"input_digest": "one", "run": letter, changed: "other"}
         results = publish_frame(loaded, other_rows, window(1, 3), **how)
         assert outcome_values(results) == ["unchanged", "written", "unchanged"]
         unchanged_files = files & set(loaded.log(FACT.name).file_uris())
@@ -504,7 +506,7 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
     """A slow run reads its input, another publishes newer, then the slow one wants to commit."""
     reads = []
 
-    def read_fingerprint() -> str:
+    def read_input_digest() -> str:
         reads.append(newest["value"])
         return newest["value"]
 
@@ -513,14 +515,14 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
         if len(reads) == 1:
             newest["value"] = "new"
             publish_frame(
-                loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new"
+                loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), input_digest="new"
             )
         return ComputedDays(fact_rows(spark, [(2, value, 1)]), {})
 
     newest = {"value": "old"}
     before = latest_version(loaded)
     results = publish_days(
-        loaded.io_manager, FACT, window(2, 2), build, read_fingerprint, run="slow"
+        loaded.io_manager, FACT, window(2, 2), build, read_input_digest, run="slow"
     )
     assert reads == ["old", "new"]
     assert outcome_values(results) == ["identical"]

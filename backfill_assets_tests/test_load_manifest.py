@@ -96,7 +96,7 @@ def test_a_record_names_files_folders_and_what_persons_decided():
     assert LoadManifest.from_record(record) == manifest
 
 
-# --- the fingerprint ------------------------------------------------------------------------------
+# --- the input digest -----------------------------------------------------------------------------
 
 HELD = LoadManifest(
     {file_path(1, "a"): LoadedFile(3, 5, "d"), file_path(2, "b"): LoadedFile(4, 6, "e")},
@@ -117,7 +117,7 @@ HELD = LoadManifest(
         },  # renamed
     ],
 )
-def test_the_fingerprint_is_one_of_contents(other):
+def test_the_input_digest_is_one_of_contents(other):
     assert replace(HELD, files=other).content_digest() == HELD.content_digest()
 
 
@@ -146,7 +146,7 @@ def test_the_fingerprint_is_one_of_contents(other):
         {"awaiting_approval": {file_path(1, "a"): "x"}},
     ],
 )
-def test_the_fingerprint_tells_apart_what_is_loaded(other):
+def test_the_input_digest_tells_apart_what_is_loaded(other):
     assert replace(HELD, **other).content_digest() != HELD.content_digest()
 
 
@@ -161,7 +161,7 @@ def test_the_fingerprint_tells_apart_what_is_loaded(other):
         ),
     ],
 )
-def test_the_fingerprint_is_the_one_that_commits_hold(manifest, digest):
+def test_the_input_digest_is_the_one_that_commits_hold(manifest, digest):
     """With another one, all log days would look changed since they were loaded."""
     assert manifest.content_digest() == digest
 

@@ -104,7 +104,7 @@ def publish_rows(pipeline: Pipeline, spark, table: Table, rows: list[tuple], mad
         frame,
         DaySet.from_days(dates),
         table=table,
-        fingerprint=made_of,
+        input_digest=made_of,
         run=made_of,
     )
     return [result.outcome for result in results]
@@ -552,8 +552,8 @@ def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
         current, previous = ledger.current_record(run_date), before.current_record(run_date)
         assert current is not None
         assert previous is not None
-        assert (current.fingerprint, current.digest, current.rows) == (
-            previous.fingerprint,
+        assert (current.input_digest, current.digest, current.rows) == (
+            previous.input_digest,
             previous.digest,
             previous.rows,
         )

@@ -34,7 +34,7 @@ from backfill_assets.monitoring.next_runs import (
 )
 from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 from backfill_assets.staleness.assess import assess
-from backfill_assets.staleness.finality import final_days, settled_days
+from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import (
     UnloadedDays,
@@ -235,7 +235,7 @@ class World:
         commit = record(len(records), changing, inputs=inputs, **details)
         published = {
             d: msgspec.structs.replace(
-                commit.days[d], fingerprint=a.digest, digest=f"rows of {a.digest}"
+                commit.days[d], input_digest=a.digest, digest=f"rows of {a.digest}"
             )
             for d, a in changing.items()
         }
@@ -407,7 +407,7 @@ def check_tables(world: World, today: date) -> None:
         unloaded=unloaded,
         failed_checks={},
     )
-    final = final_days(snapshot)
+    final = snapshot.final_by_table
     for name in world.graph.by_event_day:
         due = world.due_days(name, today)
         assert ledgers[name].published_days == due, f"{name} on {today}"

@@ -29,6 +29,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets import derived, raw_load, staging
 from backfill_assets.audit import raw_expectations
 from backfill_assets.audit.verdicts import (
+    DayContent,
     DayMetrics,
     Expectation,
     Finding,
@@ -37,7 +38,7 @@ from backfill_assets.audit.verdicts import (
     measure_days,
     total_value,
 )
-from backfill_assets.backfills.diff import DayDiff, DayFigures
+from backfill_assets.backfills.diff import DayDiff
 from backfill_assets.calendar.late_data import ArrivalDays, Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import last_days
@@ -452,7 +453,7 @@ def test_sums_in_python_are_exact():
     totals, more = {"orders": 1, "revenue": cents}, {"orders": 1, "revenue": Decimal("0.01")}
     expectations = derived.correction_expectations(CORRECTIONS, {day(1): totals}, {}, ONE_DAY)
     assert expectations[day(1)].totals["revenue"] == cents.copy_negate()
-    figures = DayFigures(1, None, totals, "a"), DayFigures(1, None, more, "b")
+    figures = DayContent(1, totals, "a"), DayContent(1, more, "b")
     assert (total_value(None, 0), total_value(Decimal("1.5"), 0)) == (0, Decimal("1.5"))
     assert [type(total_value(Decimal(3), zero)) for zero in (0, Decimal(0))] == [int, Decimal]
     difference = DayDiff(day(1), (0, 1), *figures).difference_text
@@ -466,7 +467,7 @@ POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touc
 
 def make_verdict(log_day: date, digest: str) -> Verdict:
     return Verdict(
-        log_day, DayMetrics(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
+        log_day, DayMetrics(1, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
     )
 
 

@@ -496,7 +496,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     rows = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     for n in (1, 2, 3):
         publish_frame(
-            pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), fingerprint="one"
+            pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), input_digest="one"
         )
     url = Path(pipeline.io_manager.url(FACT))
     cut_log(url, *range(latest_version(url)))
@@ -505,7 +505,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     assert before.days_without_record == days(1, 2)
     # What is on record is not computed again; what is not, is.
     missing_rows = rows.where(f"run_date < DATE'{day(3)}'")
-    results = publish_frame(pipeline, missing_rows, window(1, 3), fingerprint="one")
+    results = publish_frame(pipeline, missing_rows, window(1, 3), input_digest="one")
     assert outcome_values(results) == ["written", "written", "identical"]
     ledger = pipeline.io_manager.ledger(FACT)
     assert ledger.days_without_record == frozenset()

@@ -29,7 +29,6 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, LATE, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
@@ -203,7 +202,7 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
 # --- what a day is made of, and what is behind ----------------------------------------------------
 
 
-def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
+def test_a_day_has_another_input_digest_once_the_day_before_has_other_rows():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 0}))
     original = record(0, days((1, 3)), inputs={STAGED.name: 0})
     replacement = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
@@ -296,7 +295,8 @@ def compute_final_days(
     log_days = days((1, last))
     raw = ledger(RAW, record(0, log_days, settled=log_days, event_days=log_days))
     stg = ledger(STAGED, record(0, log_days if staged is None else staged, inputs={RAW.name: 0}))
-    result = final_days(snapshot_ledgers(ledgers(raw, stg, ledger(balance, *records)), POLICY))
+    known = ledgers(raw, stg, ledger(balance, *records))
+    result = snapshot_ledgers(known, POLICY).final_by_table
     return frozenset(result[balance.name])
 
 
@@ -454,7 +454,7 @@ def make_ledgers(chance: Random) -> dict[str, Ledger]:
         for d in current:
             if chance.random() < 0.6:
                 published_day = current_record.days[d]
-                current_record.days[d] = replace(published_day, fingerprint=current_digests[d])
+                current_record.days[d] = replace(published_day, input_digest=current_digests[d])
         known[name] = ledger(declared, *records)
     return known
 

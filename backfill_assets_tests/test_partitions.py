@@ -20,8 +20,8 @@ from backfill_assets.calendar.partitions import (
     DaySet,
     Grain,
     Window,
-    any_window_condition,
     calendar_bounds,
+    days_condition,
     days_of_run,
     format_ranges,
     from_ranges,
@@ -92,7 +92,7 @@ def test_a_predicate_on_days_with_gaps_is_one_condition():
 
 def test_any_of():
     other = Window(parse_day("2024-05-01"), parse_day("2024-05-02"))
-    assert any_window_condition([LEAP, other], "x") == (
+    assert days_condition([*LEAP, *other], "x") == (
         "(`x` >= DATE'2024-02-28' AND `x` < DATE'2024-03-02') OR "
         "(`x` >= DATE'2024-05-01' AND `x` < DATE'2024-05-02')"
     )
@@ -103,7 +103,7 @@ def test_predicates_select_exactly_the_days(spark):
     frame = spark.createDataFrame([(x,) for x in days], "`odd ``name` DATE")
     other = Window(parse_day("2024-02-26"), parse_day("2024-02-27"))
     selected = {
-        row[0] for row in frame.where(any_window_condition([other, LEAP], "odd `name")).collect()
+        row[0] for row in frame.where(days_condition([*other, *LEAP], "odd `name")).collect()
     }
     assert selected == {*other, *LEAP}
 

@@ -384,7 +384,7 @@ def runs(deployment) -> InventedRuns:
     for n in range(1, 6):
         landing = {day(n): manifests[day(n)]} if day(n) in manifests else {}
         digest = LoadManifest.from_record(landing[day(n)]).content_digest() if landing else ""
-        runs.build(RAW, n, rows=n * 100, event_days=days(n), landing=landing, fingerprint=digest)
+        runs.build(RAW, n, rows=n * 100, event_days=days(n), landing=landing, input_digest=digest)
     runs.build(STAGED, (1, 7), rows=10)
     runs.build(FACT, (1, 7), rows=5, final=days(1, 5))
     runs.build_all([balance, after_balance], (1, 6))

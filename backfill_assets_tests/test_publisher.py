@@ -108,7 +108,7 @@ def make_comparing_publisher() -> DeltaIOManager:
 def built(version: int, published: Iterable[date], made_of: str = "input", **more) -> CommitRecord:
     """A commit of days that were all built from the same input."""
     commit = record(version, published, **more)
-    of_days = {d: msgspec.structs.replace(p, fingerprint=made_of) for d, p in commit.days.items()}
+    of_days = {d: msgspec.structs.replace(p, input_digest=made_of) for d, p in commit.days.items()}
     return msgspec.structs.replace(commit, days=of_days)
 
 
@@ -172,7 +172,7 @@ def plan_facts(
         inputs: of its inputs; the staging has all days unless given.
         publisher: makes the plan.
         numbers: of the days.
-        made_of: the current input fingerprint of all of them.
+        made_of: the current input digest of all of them.
         request: more of what the run asks.
         run: more of what is recorded of the run.
         changes: what changed in the input, by day.
@@ -369,16 +369,16 @@ def test_a_backfill_goes_on_with_the_code_and_settings_that_it_was_planned_with(
 def test_a_plan_has_what_it_was_made_from():
     publisher, own = make_publisher(), ledger(FACT, built(0, days(2)))
     request = RunRequest(WINDOW, RUN)
-    sources, fingerprints = read_same_day(staged()), dict.fromkeys(WINDOW, "input")
+    sources, input_digests = read_same_day(staged()), dict.fromkeys(WINDOW, "input")
     reasons = {day(1): "never published", day(3): "never published"}
-    snapshot = snapshot_facts(publisher, request, own, sources, fingerprints)
+    snapshot = snapshot_facts(publisher, request, own, sources, input_digests)
     plan = publisher.plan_days(request, FACT, snapshot, sources)
     assert plan == ComputePlan(
         request=request,
         writer=publisher.writer(FACT),
         ledger=own,
         sources=sources,
-        fingerprints=fingerprints,
+        input_digests=input_digests,
         reasons=reasons,
         refused={},
         requested={*reasons},
@@ -604,7 +604,7 @@ def plan_balances(
         window: the days.
         start: the first day of all.
         failed: days that the run has failed to publish, by table.
-        made_of: the current input fingerprint of all days.
+        made_of: the current input digest of all days.
         request: more of what the run asks, and of who it is.
     """
     policy = Policy(start, None, window_days=2, lag_days=1, corrects=True, only_touched=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from backfill_assets.audit.verdicts import DayContent
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, TableForecast
 from backfill_assets.backfills.changes import changed_days_by_table
-from backfill_assets.backfills.diff import DayDiff, DayFigures, TableDiff, as_table, report_values
+from backfill_assets.backfills.diff import DayDiff, TableDiff, as_table, report_values
 from backfill_assets.backfills.reconcile import (
     CodeProvenance,
     ReconcileResult,
@@ -282,7 +283,7 @@ def test_final_days_behind_a_backfill_are_those_that_read_what_it_changed():
 
 
 def make_result(**changes: Any) -> ReconcileResult:
-    figures = DayFigures(2, 2, {"orders": 3, "revenue": Decimal("1.50")}, "0" * 64)
+    figures = DayContent(2, {"orders": 3, "revenue": Decimal("1.50")}, "0" * 64, 2)
     table_diff = TableDiff(FACT, [DayDiff(day(1), (None, 4), None, figures)])
     provenance = CodeProvenance(
         {}, frozenset(["new", "code"]), {RAW.name: ["r"], STAGED.name: ["v", "w"], FACT.name: ["r"]}

@@ -431,7 +431,6 @@ def make_verdict(**changes: Any) -> Verdict:
         "metrics": DayMetrics(
             rows=3,
             nulls={"orders": 0, "revenue": 2},
-            duplicate_keys=0,
             totals={"orders": 4, "revenue": Decimal("1.50")},
             digest="d",
         ),
@@ -452,7 +451,7 @@ PUBLISHED = PublishedDay(
     digest="d",
     verdict="alert",
     totals={"orders": "4", "revenue": "1.50"},
-    fingerprint="inputs of 1",
+    input_digest="inputs of 1",
     nulls={"revenue": 2},
     entries={"lines": 4, "amount": "1.50"},
     findings={"row_count": ["warn", "3 rows, usually 30"], "conservation": ["alert", "look"]},
@@ -480,7 +479,7 @@ def test_a_published_day_records_its_audit():
             digest="d",
             verdict="ok",
             totals={"orders": "4", "revenue": "1.50"},
-            fingerprint="inputs of 2",
+            input_digest="inputs of 2",
             nulls={"revenue": 2},
             entries={"lines": 4, "amount": "1.50"},
         ),
@@ -495,7 +494,6 @@ def test_a_verdict_is_restored_from_its_record():
         DayMetrics(
             rows=3,
             nulls={"run_date": 0, "customer_id": 0, "orders": 0, "revenue": 2},
-            duplicate_keys=0,
             totals={"orders": 4, "revenue": Decimal("1.50")},
             digest="d",
         ),
@@ -516,7 +514,7 @@ def test_a_verdict_of_an_older_record_has_no_total_that_was_not_recorded():
     """Nor a finding: notices of the table count as in order."""
     restored = restore_verdict(RAW, day(1), PublishedDay(3, "d", "ok"))
     assert restored.metrics == DayMetrics(
-        3, dict.fromkeys(RAW.columns, 0), 0, {"amount": Decimal(0)}, "d"
+        3, {"amount": Decimal(0)}, "d", nulls=dict.fromkeys(RAW.columns, 0)
     )
     assert restored.expectation == Expectation(notices={"rejected_lines": (Severity.OK, "")})
     assert {finding.severity for finding in restored.findings} == {Severity.OK}
@@ -705,7 +703,7 @@ def test_a_commit_of_before_the_first_release_is_read_by_its_old_keys():
             "d",
             "ok",
             {"because": "4", "said": "1"},
-            fingerprint="inputs of 1",
+            input_digest="inputs of 1",
             numbers={"made_of": 2},
         )
     }

@@ -40,7 +40,6 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
-from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.staleness.finality import settled_days, window_closed_at
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
@@ -476,7 +475,9 @@ def test_final_is_what_was_built_with_all_that_its_window_brought(raw, stg, fact
         ledger(FACT, *(fact_record(n, days(1), stg=v) for n, v in enumerate(facts))),
     )
     final_tables = {
-        name for name, dates in all_final(snapshot_ledgers(known, SHORT)).items() if day(1) in dates
+        name
+        for name, dates in snapshot_ledgers(known, SHORT).final_by_table.items()
+        if day(1) in dates
     }
     assert final_tables == {table.name for table in expected}
 
@@ -1066,12 +1067,12 @@ def test_a_folder_is_waited_for_until_one_of_long_after_has_been_loaded(last, cl
 def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
     """A crash between the two commits of a load."""
     raw, policy = ledger(RAW, LOADED), POLICY
-    fingerprints = {d: manifest.content_digest() for d, manifest in loaded_manifests(raw).items()}
+    input_digests = {d: manifest.content_digest() for d, manifest in loaded_manifests(raw).items()}
 
     def rejected_ledger(made_of: Mapping[date, str]) -> Ledger:
         commit_record = record(1, made_of)
         published_days = {
-            d: msgspec.structs.replace(commit_record.days[d], fingerprint=r)
+            d: msgspec.structs.replace(commit_record.days[d], input_digest=r)
             for d, r in made_of.items()
         }
         return ledger(REJECTED, msgspec.structs.replace(commit_record, days=published_days))
@@ -1079,16 +1080,16 @@ def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
     def days_to_load(rejected: Ledger) -> set[date]:
         return set(find_unloaded_days(raw, THREE, policy, day(4), rejected).days_to_load)
 
-    assert days_to_load(rejected_ledger(fingerprints)) == set()
-    assert days_to_load(rejected_ledger({d: fingerprints[d] for d in days(1, 3)})) == days(2)
-    assert days_to_load(rejected_ledger({**fingerprints, day(3): "an older one"})) == days(3)
+    assert days_to_load(rejected_ledger(input_digests)) == set()
+    assert days_to_load(rejected_ledger({d: input_digests[d] for d in days(1, 3)})) == days(2)
+    assert days_to_load(rejected_ledger({**input_digests, day(3): "an older one"})) == days(3)
     # Nobody recorded it: it is taken for what it should be.
-    assert days_to_load(rejected_ledger({**fingerprints, day(3): ""})) == set()
-    assert days_to_load(rejected_ledger(fingerprints | dict.fromkeys(days(2), "x"))) == days(2)
+    assert days_to_load(rejected_ledger({**input_digests, day(3): ""})) == set()
+    assert days_to_load(rejected_ledger(input_digests | dict.fromkeys(days(2), "x"))) == days(2)
     undo = msgspec.structs.replace(record(2, ()), revoked_days=days(2))
     assert (
         days_to_load(
-            replace(ledger(REJECTED, *rejected_ledger(fingerprints).records, undo), measured={})
+            replace(ledger(REJECTED, *rejected_ledger(input_digests).records, undo), measured={})
         )
         == set()
     )

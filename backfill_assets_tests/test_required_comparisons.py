@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from backfill_assets.backfills.diff import ColumnDrift, DayDiff, DayFigures, TableDiff
+from backfill_assets.audit.verdicts import DayContent
+from backfill_assets.backfills.diff import ColumnDrift, DayDiff, TableDiff
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import (
     ComparisonLimits,
-    ShadowTarget,
+    Target,
     TargetComparison,
     TargetError,
 )
@@ -39,18 +40,18 @@ TARGET: dict[str, Any] = {
     "generation": "g1",
     "required": LITTLE,
 }
-#: Production as it was when the fork was made.
+#: Production as it was when the clone was made.
 PUBLISHED = record(0, days(1, 2))
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory) -> Deployment:
-    """With a fork of the facts at version 0, into which day 2 was built since."""
+    """With a clone of the facts at version 0, into which day 2 was built since."""
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     deployment = Deployment(load_settings(warehouse=str(warehouse)))
-    fork = Path(ShadowTarget(**TARGET).table_url(deployment, FACT.name))
-    commit_with_record(fork, 1)
-    commit_with_record(fork, 2)
+    clone = Path(Target(**TARGET).table_url(deployment, FACT.name))
+    commit_with_record(clone, 1)
+    commit_with_record(clone, 2)
     return deployment
 
 
@@ -62,7 +63,7 @@ def refusal(
 ) -> str:
     """Why the target is not switched over, with such a comparison and commits of production."""
     comparison = None if compared is None else TargetComparison(**{**PASSED, **compared})
-    target = ShadowTarget(**{**TARGET, "compared": comparison, **changes})
+    target = Target(**{**TARGET, "compared": comparison, **changes})
     current = ledgers(ledger(FACT, PUBLISHED, *since))
     try:
         refuse_uncompared(deployment, target, {FACT.name: 1}, current)
@@ -89,7 +90,7 @@ def test_none_is_needed_where_none_is_required(deployment):
         (None, "with --most-drift 0.25 first: there was none: run `backfill-assets compare v2`"),
         ({"bounds": ComparisonLimits()}, "the last one had other bounds"),
         ({"bounds": ComparisonLimits(most_drift=0.3)}, "the last one had other bounds"),
-        # Built on, caught up with production, or forked again.
+        # Built on, caught up with production, or cloned again.
         ({"versions": {FACT.name: 0}}, "the target was built on since the last one"),
         ({"pins": {FACT.name: None}}, "the target was built on since the last one"),
         ({"generation": "g0"}, "the target was built on since the last one"),
@@ -124,7 +125,7 @@ def test_a_day_that_others_have_published_since_is_compared_again(deployment, si
 
 def test_what_is_required_is_kept_and_not_changed_while_somebody_is_at_work(tmp_path):
     deployment = Deployment(load_settings(warehouse=f"{tmp_path}/warehouse"))
-    target = require_comparison(deployment, ShadowTarget(**{**TARGET, "required": None}), LITTLE)
+    target = require_comparison(deployment, Target(**{**TARGET, "required": None}), LITTLE)
     assert target.required == LITTLE
     for state in ({"switching": True}, {"undoing": "v2-1"}, {"dropping": True}):
         with pytest.raises(TargetError, match="is being"):
@@ -132,8 +133,8 @@ def test_what_is_required_is_kept_and_not_changed_while_somebody_is_at_work(tmp_
     assert require_comparison(deployment, target, None).required is None
 
 
-def figures(rows: int) -> DayFigures:
-    return DayFigures(rows, rows, {}, str(rows))
+def figures(rows: int) -> DayContent:
+    return DayContent(rows, {}, str(rows), rows)
 
 
 @pytest.mark.parametrize(

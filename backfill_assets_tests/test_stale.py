@@ -57,13 +57,13 @@ LATER = day(40)
 VALUES = customer_lifetime_value
 
 
-def with_fingerprints(
+def with_input_digests(
     made: CommitRecord, known: Mapping[str, Ledger], table: Table
 ) -> CommitRecord:
     """A commit of days that were made of what the inputs have now."""
     digests = input_digests(table.inputs(POLICY), known, made.days, known[table.name].references)
     published = {
-        d: msgspec.structs.replace(published, fingerprint=digests[d])
+        d: msgspec.structs.replace(published, input_digest=digests[d])
         for d, published in made.days.items()
     }
     return msgspec.structs.replace(made, days=published)
@@ -110,10 +110,10 @@ def test_a_day_that_was_made_of_the_same_input_is_not_behind():
     """Its record names an older version: a run read the input before it was committed again."""
     staged = ledger(STAGED, record(3, days(1, 2)))
     made = record(0, days(1, 2), inputs={STAGED.name: 2})
-    current = with_fingerprints(made, ledgers(staged), FACT)
+    current = with_input_digests(made, ledgers(staged), FACT)
     assert stale_days(staged, ledger(FACT, made)).open[FACT.name].keys() == days(1, 2)
     assert FACT.name not in stale_days(staged, ledger(FACT, current)).open
-    other = msgspec.structs.replace(current.days[day(2)], fingerprint="of something else")
+    other = msgspec.structs.replace(current.days[day(2)], input_digest="of something else")
     half = msgspec.structs.replace(current, days={**current.days, day(2): other})
     assert stale_days(staged, ledger(FACT, half)).open[FACT.name].keys() == days(2)
 
@@ -248,9 +248,9 @@ def test_a_week_waits_for_the_folders_of_all_of_its_days(last_loaded, weeks, bot
 # --- days that were taken back --------------------------------------------------------------------
 
 
-def facts_undone(staged: Ledger, fingerprint: str | None, **more) -> Ledger:
+def facts_undone(staged: Ledger, input_digest: str | None, **more) -> Ledger:
     """Facts of which day 2 was taken back by a person, or by an old release; there is no day 3."""
-    held = {} if fingerprint is None else {"on_hold": {str(day(2)): fingerprint}}
+    held = {} if input_digest is None else {"on_hold": {str(day(2)): input_digest}}
     undo = msgspec.structs.replace(record(1, (), **held, **more), revoked_days=days(2))
     built = record(0, days(1, 2), inputs={STAGED.name: staged.version or 0})
     return replace(ledger(FACT, built, undo), measured={})
@@ -274,7 +274,7 @@ def test_a_day_on_hold_is_built_once_its_input_changes():
 
 
 def test_a_day_that_an_earlier_release_took_back_is_built_once_its_input_is_newer():
-    """Its undo names the version of the input, and no fingerprint."""
+    """Its undo names the version of the input, and no input digest."""
     staged = ledger(STAGED, record(3, days(1, 2)))
     undone = facts_undone(staged, None, inputs={STAGED.name: 3})
     assert FACT.name not in stale_days(staged, undone).open
@@ -320,7 +320,7 @@ def test_no_day_is_open_that_only_follows_a_blocked_one():
     first, change = record(0, days((1, 3))), record(1, days(2), config_digest="of before")
     built = values_built(0, 1, 2, 3)
     known = {CURRENT.name: ledger(CURRENT, first), VALUES.name: ledger(VALUES, built)}
-    values = ledger(VALUES, with_fingerprints(built, known, VALUES))
+    values = ledger(VALUES, with_input_digests(built, known, VALUES))
     assert by_number(
         stale_days(ledger(CURRENT, first, change), values).open[VALUES.name]
     ).keys() == {

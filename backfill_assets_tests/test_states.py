@@ -559,6 +559,8 @@ def list_changed_days(
         # From then on only a person may change it.
         ([make_built_record(1, "a"), make_built_record(2, "b")], (1, 2)),
         ([make_built_record(1, "a"), make_built_record(2, "b", final=False)], (1, 2)),
+        # The same rows have another digest where it is computed in another way.
+        ([make_built_record(1, "2-5-6"), make_built_record(2, "2-7-8-nested")], ()),
         (
             [
                 make_built_record(1, "a"),

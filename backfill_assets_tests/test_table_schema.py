@@ -189,7 +189,7 @@ def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
     append_our_commit(url, 1, 2)
     ledger = read_ledger(str(url), WIDER)
     nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
-    assert ledger.measured[day(1)] == DayMetrics(2, nulls, 0, {}, "")
+    assert ledger.measured[day(1)] == DayMetrics(2, {}, "", nulls=nulls)
     # Files of since then say themselves how many.
     append_commit(
         url, commit_info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")}
@@ -240,7 +240,7 @@ def publish_wide(
     rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct_type)
     made_of = f"wide {n} {items}"
     return publish_frame(
-        pipeline, rows, window(n, n), table=WIDER, fingerprint=made_of, run=f"w{n}", **how
+        pipeline, rows, window(n, n), table=WIDER, input_digest=made_of, run=f"w{n}", **how
     )
 
 

@@ -91,22 +91,22 @@ class Life:
         """Commit the days whose inputs have changed, from what the inputs hold now."""
         own = dict(self.versions[name][-1])
         built: dict[date, int] = {}
-        fingerprints: dict[date, str] = {}
+        input_digests: dict[date, str] = {}
         for d in sorted(days):
             if carries_state(self.ledgers[name].table) and built:
                 ledgers = {**self.ledgers, name: self._hypothetical(name, own)}
             else:
                 ledgers = self.ledgers
-            fingerprint = self._digest(name, d, ledgers)
+            input_digest = self._digest(name, d, ledgers)
             published = self.ledgers[name].current_record(d)
             record = self.ledgers[name].latest.get(d)
             same_code = record and record.for_day(d).code_version == self.code[name]
-            if published and published.fingerprint == fingerprint and same_code and not rewrite:
+            if published and published.input_digest == input_digest and same_code and not rewrite:
                 continue
             built[d] = own[d] = self._compute(name, d, ledgers)
-            fingerprints[d] = fingerprint
+            input_digests[d] = input_digest
         if built:
-            self._commit(name, built, run, fingerprints)
+            self._commit(name, built, run, input_digests)
 
     def false_claims(self) -> list[tuple[str, date]]:
         """Days that count as up to date, and are not what their code makes of the inputs of now."""
@@ -154,11 +154,11 @@ class Life:
         return crc32(repr((read, code or self.code[name])).encode()) % self.ranges[name]
 
     def _commit(
-        self, name: str, contents: Mapping[date, int], run: str, fingerprints: Mapping[date, str]
+        self, name: str, contents: Mapping[date, int], run: str, input_digests: Mapping[date, str]
     ) -> None:
         old = self.versions[name][-1]
         published = {
-            d: PublishedDay(1, f"{name} {c}", "ok", fingerprint=fingerprints[d])
+            d: PublishedDay(1, f"{name} {c}", "ok", input_digest=input_digests[d])
             for d, c in contents.items()
         }
         inputs = {
@@ -261,7 +261,7 @@ class Life:
             old = change.previous_commit.days[d]
             assert old.digest == f"{name} {contents[d]}"
             provenance = change.previous_commit.day_provenance(d)
-            if old.fingerprint in ("", self._digest(name, d, self.ledgers)):
+            if old.input_digest in ("", self._digest(name, d, self.ledgers)):
                 provenance = msgspec.structs.replace(
                     provenance, inputs={**provenance.inputs, **versions}
                 )
@@ -270,9 +270,9 @@ class Life:
         for d, change in todo.items():
             as_of.setdefault(str(change.version_before), []).append(d)
         held = {
-            d: current.fingerprint
+            d: current.input_digest
             for d in scope.changes
-            if (current := ledger.current_record(d)) and current.fingerprint
+            if (current := ledger.current_record(d)) and current.input_digest
         }
         details = CommitDetails(
             undoes=run,

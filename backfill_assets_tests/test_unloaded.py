@@ -123,14 +123,14 @@ def test_files_beside_the_folders_are_told():
     assert unloaded.strays == ("2024-01-02", "notes.txt")
 
 
-def test_each_day_has_a_fingerprint_of_the_files_that_it_would_be_loaded_from():
+def test_each_day_has_an_input_digest_of_the_files_that_it_would_be_loaded_from():
     """Also the days that are loaded from these already."""
     listing = make_landing("f=a", "f=b", "f=c")
     targets = load_targets({}, listing, days(1, 2, 3), POLICY)
     digests = {d: target.manifest.content_digest() for d, target in targets.items()}
     first = record(0, days(1), landing={str(day(1)): targets[day(1)].manifest.as_json})
     unloaded = find_unloaded_days(ledger(RAW, first), listing, POLICY, day(4))
-    assert unloaded.fingerprints == digests
+    assert unloaded.input_digests == digests
     assert unloaded.days_to_load == {day(2): digests[day(2)], day(3): digests[day(3)]}
 
 
@@ -211,7 +211,7 @@ def test_the_last_load_of_a_day_counts_and_records_without_files_do_not():
 # --- rejected lines that lack a load --------------------------------------------------------------
 
 
-def test_the_load_of_rejected_lines_has_a_fingerprint_of_its_own():
+def test_the_load_of_rejected_lines_has_an_input_digest_of_its_own():
     """So that a run that failed for the rejected lines only is not taken for one of the day."""
     listing = make_landing("f=a", "f=b")
     targets = load_targets({}, listing, days(1, 2), POLICY)
@@ -219,7 +219,7 @@ def test_the_load_of_rejected_lines_has_a_fingerprint_of_its_own():
     raw = ledger(RAW, record(0, days(1, 2), landing=landing))
     digests = {d: target.manifest.content_digest() for d, target in targets.items()}
     published = record(0, days(1))
-    published_day = msgspec.structs.replace(published.days[day(1)], fingerprint=digests[day(1)])
+    published_day = msgspec.structs.replace(published.days[day(1)], input_digest=digests[day(1)])
     rejected = ledger(REJECTED, msgspec.structs.replace(published, days={day(1): published_day}))
     unloaded = find_unloaded_days(raw, listing, POLICY, day(3), rejected)
     assert unloaded.days_to_load == {day(2): f"{digests[day(2)]}+raw_orders_rejected"}

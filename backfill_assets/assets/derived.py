@@ -25,7 +25,7 @@ from backfill_assets.assets.staging import LogLines
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import DAY, Window, days_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.records import CommitNotes
@@ -66,7 +66,7 @@ def input_sums(
         if (sums := _recorded_sums(source, day, columns)) is not None:
             sums_by_date[day] = sums
     if missing := [day for day in days if day not in sums_by_date]:
-        rest = rows.where(any_window_condition(to_windows(missing), day_column))
+        rest = rows.where(days_condition(missing, day_column))
         sums_by_date |= sums_by_day(rest, day_column, _aggregations(rest, columns), zeros)
     return sums_by_date
 
@@ -166,7 +166,7 @@ def _input_totals(
             recorded = _recorded_sums(source, stretch.start - DAY, columns)
             totals_by_day |= {day: recorded for day in stretch if recorded is not None}
         if missing := [day for day in days if day not in totals_by_day]:
-            rest = frame.where(any_window_condition(to_windows(missing), FOR_DAY))
+            rest = frame.where(days_condition(missing, FOR_DAY))
             sums = _aggregations(rest, columns)
             totals_by_day |= sums_by_day(rest, FOR_DAY, sums, table.zero_figures)
         return totals_by_day

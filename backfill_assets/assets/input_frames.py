@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Expectation, total_value
-from backfill_assets.calendar.partitions import DAY, Grain, Window, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import DAY, Grain, Window, days_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.spark.frames import Cache, create_frame
@@ -239,7 +239,7 @@ def _count_repeated_rows(
 ) -> dict[date, int]:
     """Return, by day with repeated keys, the number of rows beyond the first of their key."""
     day = key[0]
-    keys = rows.where(any_window_condition(to_windows(days), day)).groupBy(*dict.fromkeys(key))
+    keys = rows.where(days_condition(days, day)).groupBy(*dict.fromkeys(key))
     # No column of a table has a blank in its name.
     more = keys.agg((F.count(F.lit(1)) - 1).alias("more rows")).where(F.col("more rows") > 0)
     counts = more.groupBy(day).agg(F.sum("more rows"))

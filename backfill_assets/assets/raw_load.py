@@ -116,12 +116,12 @@ class RawLoader:
         rows = raw_rows.selected_rows(parsed_files, targets, source, table, plan.days)
         if retained.rows is not None:
             rows = rows.unionByName(retained.rows)
-        # The fingerprints are of the files that were really loaded.
+        # The input digests are of the files that were really loaded.
         manifests = {day: target.manifest for day, target in targets.items()}
         computed = types.ComputedDays(
             rows,
             raw_expectations.rejected_expectations(parsed_files, targets, retained, plan.days),
-            fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
+            input_digests={day: manifest.content_digest() for day, manifest in manifests.items()},
             numbers={
                 day: {"arrival_folder": "none is expected" if manifest.closed else "none yet"}
                 for day, manifest in manifests.items()

@@ -20,9 +20,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.escaping import escape_line
-from backfill_assets.spark.frames import quote_name
+from backfill_assets.spark.frames import exact_sums, quote_name
 from backfill_assets.tables.table import Table
 
 #: The most forbidden rows whose keys a finding shows.
@@ -65,17 +65,12 @@ def find_violations(
         ],
     )
     # Only the first keys are collected: a list of all could be very long.
-    group_columns = ("check", "day")
-    position = F.row_number().over(SqlWindow.partitionBy(*group_columns).orderBy("key"))
+    position = F.row_number().over(SqlWindow.partitionBy("check", "day").orderBy("key"))
+    first_keys = F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))
     by_check = (
         forbidden_rows.withColumn("place", position)
-        .groupBy(*group_columns)
-        .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.sort_array(F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))).alias(
-                "keys"
-            ),
-        )
+        .groupBy("check", "day")
+        .agg(F.count(F.lit(1)).alias("rows"), F.sort_array(first_keys).alias("keys"))
     )
     days: dict[date | None, dict[str, Violation]] = defaultdict(dict)
     for row in by_check.collect():
@@ -139,28 +134,84 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class DayMetrics:
-    """One day of a frame in numbers.
+class DayContent:
+    """The content of a day of a table: as measured, as published, or of a version to compare.
 
     Attributes:
         rows: number of rows.
-        nulls: number of nulls by column, for every column of the table.
-        duplicate_keys: rows beyond the first of their natural key; 0 if the table has no key.
-        totals: sums by column.
-        digest: digest of the day's rows; it does not depend on their order.
+        totals: sums by column, of the table's `totals`.
+        digest: of the rows, in any order, see `digest_text`; in a diff, the SHA-256 of
+            `docs/reconciliation.md`.
+        keys: distinct natural keys; None if they were not counted, or the table has no key.
+    """
+
+    rows: int
+    totals: Mapping[str, int | Decimal]
+    digest: str
+    keys: int | None = None
+
+    @property
+    def figures(self) -> dict[str, int | Decimal]:
+        """Rows, keys (if counted) and totals, by name."""
+        keys = {} if self.keys is None else {"keys": self.keys}
+        return {"rows": self.rows, **keys, **self.totals}
+
+    def __str__(self) -> str:
+        totals = [f"{name} {total}" for name, total in self.totals.items()]
+        return ", ".join([f"{self.rows:,} rows", *totals])
+
+
+def differing_figures(
+    before: DayContent | None, after: DayContent | None
+) -> dict[str, tuple[int | Decimal, int | Decimal]]:
+    """The figures in which two contents differ, by name; no content counts as zeros.
+
+    A figure that only one of two contents has cannot be compared: its column came later, or went.
+    """
+    old, new = (content.figures if content else {} for content in (before, after))
+    names = [name for name in old if name in new] if old and new else [*old, *new]
+    pairs = {name: (old.get(name, 0), new.get(name, 0)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def describe_difference(before: DayContent | None, after: DayContent | None) -> str:
+    """The difference of two contents as text; empty if they have the same rows."""
+    with exact_sums():
+        deltas = {name: new - old for name, (old, new) in differing_figures(before, after).items()}
+    if deltas.get("keys") == deltas.get("rows"):  # as expected: one row for each key
+        deltas.pop("keys", None)
+    if not deltas and before and after and not have_same_rows(before, after):
+        return "same counts and sums, other values"
+    return ", ".join(f"{name} {delta:+,}" for name, delta in deltas.items())
+
+
+def have_same_rows(content: DayContent | None, other: DayContent | None) -> bool:
+    """Whether two contents have the same rows; also if their digests cannot be compared."""
+    if content is None or other is None:
+        return content is other
+    return not rows_differ(content.digest, other.digest)
+
+
+@dataclass(frozen=True)
+class DayMetrics(DayContent):
+    """The content of a day, with what the audit judges.
+
+    Attributes:
+        nulls: number of nulls by column.
         broken: by rule, the number of rows that break it; without rules that hold.
         violations: by check, the forbidden rows; without checks that found none.
         kinds: by kind of row, the number of rows that meet its condition.
     """
 
-    rows: int
-    nulls: Mapping[str, int]
-    duplicate_keys: int
-    totals: Mapping[str, int | Decimal]
-    digest: str
+    nulls: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, int] = field(default_factory=dict)
     violations: Mapping[str, Violation] = field(default_factory=dict)
     kinds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def duplicate_keys(self) -> int:
+        """Rows beyond the first of their natural key; 0 if the table has no key."""
+        return 0 if self.keys is None else self.rows - self.keys
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -273,14 +324,10 @@ def sum_digests(digests: Iterable[str]) -> str:
     return "-".join([*sums, *dict.fromkeys(kind for part in parts for kind in part[3:])])
 
 
-def are_comparable(digest: str, other: str) -> bool:
-    """Whether two digests were computed in the same way, so that equal means equal rows."""
-    return NO_ROWS in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
-
-
 def rows_differ(digest: str, other: str) -> bool:
-    """Whether two digests are of different rows; false if they cannot be compared."""
-    return digest != other and are_comparable(digest, other)
+    """Whether two digests are of different rows; false if they were computed in other ways."""
+    same_way = NO_ROWS in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
+    return digest != other and same_way
 
 
 def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
@@ -341,7 +388,7 @@ def measure_days(
         outer_sums = [F.expr(f"sum({quote_name(n)}) AS {quote_name(n)}") for n in sums]
         by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
-        by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
+        by_day = frame.groupBy(day.alias("_day")).agg(*named)
     rows = by_day.collect()
     return {row["_day"]: _day_metrics(row.asDict(), table, rules, [*kinds]) for row in rows}
 
@@ -377,7 +424,7 @@ def _day_metrics(
     return DayMetrics(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
-        duplicate_keys=row["rows"] - row["keys"],
+        keys=row.get("keys"),
         totals={
             name: total_value(row[f"total_{name}"] or None, zero)
             for name, zero in table.zero_totals.items()
@@ -390,7 +437,8 @@ def _day_metrics(
 
 def empty_day(table: Table) -> DayMetrics:
     """The numbers of a day without rows."""
-    return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, NO_ROWS)
+    nulls = dict.fromkeys(table.columns, 0)
+    return DayMetrics(0, table.zero_totals, NO_ROWS, 0 if table.key else None, nulls)
 
 
 def check_frame_window(
@@ -414,7 +462,7 @@ def check_frame_window(
         rows = sum(metrics_by_day[day].rows for day in strays)
         raise RefusedError(
             f"{prefix} {rows} row(s) have a {table.partition} outside the window: "
-            f"{', '.join(map(str, to_windows(strays)))}."
+            f"{format_ranges(strays)}."
         )
     expected_rows = sum(expectations[day].rows or 0 for day in window if day in expectations)
     if not metrics_by_day and expected_rows:
@@ -487,18 +535,13 @@ def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetric
         if metrics.rows < MIN_JUDGED_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
+        text = f"{name} is null in {rate:.1%}"
         if rate > bounds.error:
-            problems.append(
-                (Severity.ERROR, f"{name} is null in {rate:.1%} (allowed {bounds.error:.0%})")
-            )
+            problems.append((Severity.ERROR, f"{text} (allowed {bounds.error:.0%})"))
         elif rate > bounds.warn:
-            problems.append(
-                (Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})")
-            )
+            problems.append((Severity.WARN, f"{text} (usual {bounds.warn:.0%})"))
         elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
-            problems.append(
-                (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
-            )
+            problems.append((Severity.WARN, f"{text}, before in {median(rates):.1%}"))
     return _join_problems("nulls", problems, "no unexpected nulls")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, Commit, CommitRecord, ExternalCommit
 
 #: Shortest prefix that names a run: as long as the console shows.
 _SHORT_ID_LENGTH = 8
@@ -84,7 +84,7 @@ class DayChange:
     external_between: ExternalCommit | None = None
 
 
-def written_days(commit: CommitRecord | ExternalCommit) -> frozenset[date]:
+def written_days(commit: Commit) -> frozenset[date]:
     """The days whose files a commit changed, including revoked days."""
     return (
         commit.days
@@ -238,7 +238,7 @@ def changed_days(
     """
     origins, is_direct = origins or RowOrigins(ledger), is_direct or is_own
     histories: dict[date, list[_DayState]] = defaultdict(lambda: [_DayState(-1)])
-    writers: dict[date, CommitRecord | ExternalCommit] = {}
+    writers: dict[date, Commit] = {}
     for commit in ledger.all_commits:
         written = written_days(commit)
         if isinstance(commit, CommitRecord):
@@ -299,7 +299,7 @@ def _extend_change(
     commit: CommitRecord,
     day: date,
     origins: RowOrigins,
-    writer: CommitRecord | ExternalCommit | None,
+    writer: Commit | None,
     *,
     is_direct: bool,
 ) -> DayChange:
@@ -408,7 +408,7 @@ def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, Commi
 
 def overwritten_since(
     ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins | None = None
-) -> dict[date, CommitRecord | ExternalCommit]:
+) -> dict[date, Commit]:
     """By day, the commit by others that wrote its rows after the backfill; only such days.
 
     Not the undo that has put these rows back. A day is left out if an undo has restored the
@@ -417,11 +417,11 @@ def overwritten_since(
     if not changes:
         return {}
     origins = origins or RowOrigins(ledger)
-    commits_by_day: dict[date, CommitRecord | ExternalCommit] = {
+    commits_by_day: dict[date, Commit] = {
         day: change.external_between for day, change in changes.items() if change.external_between
     }
     #: By day, the versions that wrote it after the backfill, each with the commit of the rows.
-    writers: dict[date, dict[int, CommitRecord | ExternalCommit]] = defaultdict(dict)
+    writers: dict[date, dict[int, Commit]] = defaultdict(dict)
     for commit in ledger.all_commits:
         as_of = restored_versions(commit) if isinstance(commit, CommitRecord) else {}
         for day in written_days(commit):

@@ -13,16 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
-from hashlib import sha256
 from typing import Any
 
+from backfill_assets.audit.verdicts import (
+    DayContent,
+    describe_difference,
+    differing_figures,
+    have_same_rows,
+)
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.report import ReportTable
-from backfill_assets.spark.frames import exact_sums
 from backfill_assets.tables.table import ENTRY_PREFIX, Figure, Table
 
 
@@ -78,7 +82,7 @@ class _TableAtVersion:
         self._records: dict[date, list[CommitRecord]] = defaultdict(list)
         self._own_versions: dict[date, list[int]] = defaultdict(list)
         self._external_versions: dict[date, list[int]] = defaultdict(list)
-        self._measured: dict[tuple[date, int], DayFigures] = {}
+        self._measured: dict[tuple[date, int], DayContent] = {}
         for record in ledger.records:
             for day in (*record.days, *record.revoked_days):
                 self._records[day].append(record)
@@ -89,7 +93,7 @@ class _TableAtVersion:
             for day in written_days(commit):
                 versions[day].append(commit.version)
 
-    def add_measured(self, day: date, version: int, figures: DayFigures) -> None:
+    def add_measured(self, day: date, version: int, figures: DayContent) -> None:
         """Add the measured figures of a day as of a version."""
         self._measured[day, self.version_written(day, version)] = figures
 
@@ -156,14 +160,14 @@ def _have_same_inputs(
             == tables[name].version_written(day, second.inputs[name])
             for name in both
         )
-    fingerprint = first.days[day].fingerprint
+    input_digest = first.days[day].input_digest
     return first.run_id == second.run_id or (
-        fingerprint != "" and fingerprint == second.days[day].fingerprint
+        input_digest != "" and input_digest == second.days[day].input_digest
     )
 
 
 def _figures_by_name(
-    measured: DayFigures | None, published: PublishedDay | None
+    measured: DayContent | None, published: PublishedDay | None
 ) -> dict[str, Decimal]:
     """What a `Figure` may ask for, by name: rows, totals and the expected counts of the commit.
 
@@ -172,24 +176,22 @@ def _figures_by_name(
     """
     numbers: dict[str, int | str | Decimal] = {}
     if published:
-        numbers = {"rows": published.rows, **published.totals}
+        numbers |= published.content.figures
         numbers |= {ENTRY_PREFIX + name: count for name, count in published.entries.items()}
     if measured:
-        numbers |= measured.by_name
+        numbers |= measured.figures
     return {name: Decimal(value) for name, value in numbers.items()}
 
 
 def _record_mismatches(
-    name: str, day: date, figures: DayFigures, published: PublishedDay
+    name: str, day: date, measured: DayContent, published: PublishedDay
 ) -> Iterator[str]:
     """Sentences about measured numbers that differ from the numbers in the commit's record."""
-    expected: dict[str, int | str] = {"rows": published.rows, **published.totals}
-    for figure, number in expected.items():
-        if figures.by_name[figure] != Decimal(number):
-            yield (
-                f"{day}: {name} has {figure} {figures.by_name[figure]:,}, but the commit that "
-                f"published it says {Decimal(number):,}"
-            )
+    for figure, (recorded, number) in differing_figures(published.content, measured).items():
+        yield (
+            f"{day}: {name} has {figure} {number:,}, but the commit that published it says "
+            f"{recorded:,}"
+        )
 
 
 #: Population stability index from which a column has drifted moderately, and a lot: the usual rule
@@ -197,37 +199,8 @@ def _record_mismatches(
 MODERATE_DRIFT = 0.1
 LARGE_DRIFT = 0.25
 
-Number = int | Decimal
 #: Versions of a table before and after; None if the day was not published then.
 VersionPair = tuple[int | None, int | None]
-
-
-@dataclass(frozen=True)
-class DayFigures:
-    """The measured figures of one day of a table.
-
-    Attributes:
-        rows: number of rows.
-        keys: distinct natural keys; None if the table has no key.
-        totals: sums by column, of the table's `totals`.
-        sha256: of all columns of all rows, in the text form of `docs/reconciliation.md`.
-    """
-
-    rows: int
-    keys: int | None
-    totals: Mapping[str, Number]
-    sha256: str
-
-    @classmethod
-    def for_empty_day(cls, table: Table) -> DayFigures:
-        """The figures of a day without rows."""
-        return cls(0, 0 if table.key else None, table.zero_totals, sha256().hexdigest())
-
-    @property
-    def by_name(self) -> dict[str, Number]:
-        """Rows, keys (where the table has a key) and totals, by name."""
-        keys = {} if self.keys is None else {"keys": self.keys}
-        return {"rows": self.rows, **keys, **self.totals}
 
 
 class DayChangeKind(enum.Enum):
@@ -248,14 +221,14 @@ class DayDiff:
     Attributes:
         day: the day.
         versions: the compared versions of the table.
-        before: figures at the first version; None if not published.
-        after: figures at the second version; None if not published.
+        before: content at the first version; None if not published.
+        after: content at the second version; None if not published.
     """
 
     day: date
     versions: VersionPair
-    before: DayFigures | None
-    after: DayFigures | None
+    before: DayContent | None
+    after: DayContent | None
 
     @property
     def status(self) -> DayChangeKind:
@@ -264,21 +237,13 @@ class DayDiff:
             return DayChangeKind.MISSING
         if self.before is None:
             return DayChangeKind.ADDED
-        same = self.before.sha256 == self.after.sha256
+        same = have_same_rows(self.before, self.after)
         return DayChangeKind.IDENTICAL if same else DayChangeKind.CHANGED
 
     @property
     def difference_text(self) -> str:
         """Differences of rows, keys and totals as text; empty for an identical day."""
-        old, new = (figures.by_name if figures else {} for figures in (self.before, self.after))
-        with exact_sums():
-            deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
-        if deltas.get("keys") == deltas.get("rows"):  # as expected: one row for each key
-            deltas.pop("keys", None)
-        differences = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
-        if not differences and self.status is DayChangeKind.CHANGED:
-            return "same counts and sums, other values"
-        return ", ".join(differences)
+        return describe_difference(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -403,7 +368,7 @@ def _day_json(day: DayDiff) -> dict[str, Any]:
     }
 
 
-def _figures_json(figures: DayFigures, version: int | None) -> dict[str, Any]:
+def _figures_json(figures: DayContent, version: int | None) -> dict[str, Any]:
     """The figures of one side of a day; sums of decimals become text, so that none is rounded."""
     totals = {
         name: total if isinstance(total, int) else str(total)
@@ -414,7 +379,7 @@ def _figures_json(figures: DayFigures, version: int | None) -> dict[str, Any]:
         "rows": figures.rows,
         "keys": figures.keys,
         "totals": totals,
-        "sha256": figures.sha256,
+        "sha256": figures.digest,
     }
 
 
@@ -433,7 +398,7 @@ def _day_rows(report: TableDiff) -> Iterator[tuple[str, ...]]:
                 day.status.value,
                 " -> ".join(f"{figures.rows:,}" for figures in sides),
                 day.difference_text,
-                " -> ".join(figures.sha256[:_SHORT] for figures in sides),
+                " -> ".join(figures.digest[:_SHORT] for figures in sides),
             )
 
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -19,10 +20,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.audit.profile import ks_statistic, stability_index
-from backfill_assets.audit.verdicts import sum_exactly, total_value
+from backfill_assets.audit.verdicts import (
+    DayContent,
+    have_same_rows,
+    sum_exactly,
+    total_value,
+)
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
-from backfill_assets.calendar.partitions import to_windows
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.data_files import rows_as_of
@@ -113,18 +119,16 @@ def _nested_text(value: Column, kind: T.ArrayType | T.MapType | T.StructType) ->
     return F.concat(F.lit("["), F.array_join(parts, ", "), F.lit("]"))
 
 
-def measure_days(frame: DataFrame, table: Table) -> dict[date, diff.DayFigures]:
+def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
     """The figures of each day of a frame of the table's rows, in one Spark query.
 
-    Days without rows are left out: see `DayFigures.for_empty_day`.
+    Days without rows are left out: see `diff_table`.
     """
     figures_by_group = _measure_groups(frame, table, table.partition)
     return {day: figures for (day,), figures in figures_by_group.items()}
 
 
-def _measure_groups(
-    frame: DataFrame, table: Table, *group_columns: str
-) -> dict[tuple, diff.DayFigures]:
+def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayContent]:
     """The figures by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
@@ -156,12 +160,12 @@ def _hash_lines(hashes: Column) -> Column:
     return F.sha2(F.array_join(hashes, "\n"), 256)
 
 
-def _figures_from_row(row: Mapping[str, Any], table: Table) -> diff.DayFigures:
+def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayContent:
     totals = {
         name: total_value(row[f"total_{name}"] or None, zero)
         for name, zero in table.zero_totals.items()
     }
-    return diff.DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
+    return DayContent(row["rows"], totals, row["sha256"], row.get("keys"))
 
 
 #: No column of a table has a blank in its name.
@@ -200,7 +204,7 @@ def diff_table(
             raise
         version_numbers = sorted({v for pair in versions.values() for v in pair if v is not None})
         raise ReconciliationError(
-            f"{table.name} [{', '.join(map(str, to_windows(versions)))}]: the days cannot be "
+            f"{table.name} [{format_ranges(versions)}]: the days cannot be "
             f"compared as of version(s) {', '.join(map(str, version_numbers))} of {url}. The table "
             "is as it was. If files of these versions are gone (VACUUM removes those that are "
             "older than its retention), there is nothing left to compare with: leave these days "
@@ -217,12 +221,12 @@ def _diff_days(
     """Compare the days; `read` returns the rows of some days as of the given versions."""
     needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
     read_from = _choose_versions(needed, ledger)
-    figures: dict[tuple, diff.DayFigures] = {}
+    figures: dict[tuple, DayContent] = {}
     if needed:
         figures = _measure_groups(read(read_from.values()), table, _VERSION, table.partition)
-    empty = diff.DayFigures.for_empty_day(table)
+    empty = DayContent(0, table.zero_totals, sha256().hexdigest(), 0 if table.key else None)
 
-    def figures_at(version: int | None, day: date) -> diff.DayFigures | None:
+    def figures_at(version: int | None, day: date) -> DayContent | None:
         return None if version is None else figures.get(read_from[version, day], empty)
 
     days = [
@@ -232,7 +236,8 @@ def _diff_days(
     changed = [
         (read_from[old, day], read_from[new, day])
         for day, (old, new) in versions.items()
-        if old is not None and new is not None and figures_at(old, day) != figures_at(new, day)
+        if old is not None and new is not None
+        if not have_same_rows(figures_at(old, day), figures_at(new, day))
     ]
     if not changed:
         return diff.TableDiff(table, days)

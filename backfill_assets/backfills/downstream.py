@@ -27,7 +27,7 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.calendar.partitions import DAY, format_ranges
 from backfill_assets.delta.ledgers import Ledger, due_days
-from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import ACCEPTED_CODE, Commit, CommitRecord, ExternalCommit
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import downstream_tables
 from backfill_assets.tables.derived import carries_state
@@ -191,7 +191,7 @@ class _UndoneInputs:
 
     def find_foreign_commit(
         self, previous: CommitRecord | None, record: CommitRecord, day: date
-    ) -> tuple[str, CommitRecord | ExternalCommit] | None:
+    ) -> tuple[str, Commit] | None:
         """An input, and its commit by others, that also changed a day since its previous commit.
 
         `record` is built from undone rows.
@@ -239,11 +239,11 @@ class _UndoneInputs:
 
     def _find_foreign_commits(
         self, name: str, after_version: int, version: int
-    ) -> dict[date, CommitRecord | ExternalCommit]:
+    ) -> dict[date, Commit]:
         """Days that commits by others between two input versions made stale, with the commit."""
         undone, origins = self._undone[name], self._undone[name].origins
         affected = undone.affected_days(version)
-        commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
+        commits_by_day: dict[date, Commit] = {}
         for commit in self._snapshot.ledgers[name].all_commits:
             is_between = after_version < commit.version <= version
             if not is_between or commit.version in undone.days_by_version:
@@ -320,9 +320,7 @@ class _UndoneCommits:
         """Whether a day of a commit was built from undone rows."""
         return day in self._downstream[record.version]
 
-    def is_recomputed(
-        self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
-    ) -> bool:
+    def is_recomputed(self, change: DayChange, overwriting: Commit, day: date) -> bool:
         """Whether a downstream day was recomputed after its inputs were reverted."""
         return (
             isinstance(overwriting, CommitRecord)
@@ -334,7 +332,7 @@ class _UndoneCommits:
 
     def find_other_input(
         self, previous: CommitRecord | None, record: CommitRecord, day: date
-    ) -> tuple[str, CommitRecord | ExternalCommit] | None:
+    ) -> tuple[str, Commit] | None:
         """An input, or the table itself, and its commit by others, that also changed a day.
 
         Between its previous commit and `record`, which is built from undone rows.
@@ -352,7 +350,7 @@ class _UndoneCommits:
 
     def _find_kept_day_before(
         self, previous: CommitRecord, record: CommitRecord, day: date
-    ) -> CommitRecord | ExternalCommit | None:
+    ) -> Commit | None:
         """The commit that changed the day before between two of a day, if it stands.
 
         Not if this undo reverts it, or another one has: that one has left the day as it was.
@@ -372,9 +370,7 @@ class _UndoneCommits:
         return next((c for c in self._ledger.all_commits if c.version == current), None)
 
 
-def _overwrite_problems(
-    table: str, commits_by_day: Mapping[date, CommitRecord | ExternalCommit]
-) -> Iterator[str]:
+def _overwrite_problems(table: str, commits_by_day: Mapping[date, Commit]) -> Iterator[str]:
     """Messages for days that an undo refuses, as other commits have written them since."""
     for commit, days in _group_by_commit(commits_by_day):
         yield (
@@ -397,9 +393,9 @@ def _mixed_input_problems(
     undone rows was of the others' rows already, the day is undone first: each of both would else
     name the other.
     """
-    makers: dict[date, CommitRecord | ExternalCommit] = {}
-    commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
-    other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
+    makers: dict[date, Commit] = {}
+    commits_by_input: dict[str, dict[date, Commit]] = defaultdict(dict)
+    other_code_commits: dict[date, Commit] = {}
     standing = standing_commits(ledger, is_direct)
     for day, change in changes.items():
         commits = [c for c in standing[day] if c.version <= change.version_after]
@@ -426,8 +422,8 @@ def _mixed_input_problems(
 
 def _explain_mixed_inputs(
     table: str,
-    commits_by_input: Mapping[str, Mapping[date, CommitRecord | ExternalCommit]],
-    makers: Mapping[date, CommitRecord | ExternalCommit],
+    commits_by_input: Mapping[str, Mapping[date, Commit]],
+    makers: Mapping[date, Commit],
 ) -> Iterator[str]:
     """Messages for days of a table that commits by others changed as well.
 
@@ -531,14 +527,12 @@ def _input_version_at_change(ledger: Ledger, change: DayChange, day: date, name:
     return None
 
 
-def _group_by_commit(
-    days: Mapping[date, CommitRecord | ExternalCommit],
-) -> Iterator[tuple[CommitRecord | ExternalCommit, list[date]]]:
+def _group_by_commit(days: Mapping[date, Commit]) -> Iterator[tuple[Commit, list[date]]]:
     for version, commit in sorted({c.version: c for c in days.values()}.items()):
         yield commit, [day for day, other in days.items() if other.version == version]
 
 
-def _describe_writer(commit: CommitRecord | ExternalCommit) -> str:
+def _describe_writer(commit: Commit) -> str:
     if isinstance(commit, ExternalCommit):
         return f"another writer ({commit.operation})"
     return f"run {commit.run_id[:8]}"

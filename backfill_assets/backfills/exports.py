@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.audit.verdicts import empty_day, measure_days, rows_differ
+from backfill_assets.audit.verdicts import empty_day, have_same_rows, measure_days, rows_differ
 from backfill_assets.backfills.verify import verify_days
 from backfill_assets.calendar import partitions
 from backfill_assets.delta.data_files import rows_as_of
@@ -171,11 +171,11 @@ def _write_day(
     """
     table, version = ledger.table, ledger.version
     assert version is not None
-    published = ledger.latest[day].days[day]
+    published = ledger.latest[day].days[day].content
     frame = rows_as_of(spark, deployment.table_url(table.name), table, version, [day])
     rows = strip_metadata(frame.toArrow())
     measured = measure_days(create_frame(spark, table, rows), table).get(day, empty_day(table))
-    if rows_differ(measured.digest, published.digest):
+    if not have_same_rows(measured, published):
         raise ExportError(
             f"{table.name} [{day}]: version {version} holds {measured.rows} rows (digest "
             f"{measured.digest}), and its commit speaks of {published.rows} (digest "
@@ -367,8 +367,8 @@ def find_rebuild_problems(
         for window in partitions.to_windows(partitions.from_ranges(origin.days)):
             for result in verify_days(deployment, defs, window, [table.name], as_of=as_of):
                 digest = result.now.digest if result.now else "nothing"
-                if digest != manifest.digests[result.day]:
-                    expected = manifest.digests[result.day]
+                expected = manifest.digests[result.day]
+                if result.now is None or rows_differ(digest, expected):
                     yield (
                         f"{result.day}: computed anew it has digest {digest}, not {expected}: "
                         f"{result}"

@@ -348,20 +348,7 @@ PLACEHOLDER_PREFIX = "TO BE FILLED IN: "
 
 
 def render_postmortem(history: BackfillHistory) -> str:
-    """The post-mortem in Markdown."""
-    return "\n".join(_postmortem_lines(history))
-
-
-def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
-    """The lines of the post-mortem; placeholders mark the sections that a person must fill in."""
-    yield f"# Post-mortem of {escape_markdown(history.name)}"
-    yield ""
-    yield f"Reason on record: {escape_markdown(history.reason) or 'none given'}"
-    yield ""
-    for name in ("Impact", "Cause"):
-        yield from _blank_section(name)
-    yield "## What was done"
-    yield ""
+    """The post-mortem in Markdown; placeholders mark the sections that a person must fill in."""
     rows = [
         (
             _format_time(event.timestamp),
@@ -371,27 +358,32 @@ def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
         )
         for event in history.events
     ]
-    yield markdown_table(("at (UTC)", "what", "took", "outcome"), rows)
-    yield ""
-    yield "The commands, in their order:"
-    yield ""
-    yield from command_block(history.events)
-    yield "## Days touched"
-    yield ""
-    yield from _days_section(history)
-    yield from _plan_section(history)
-    yield "## Verdict"
-    yield ""
-    yield from (f"- {escape_markdown(text)}" for text in _verdict_lines(history))
-    yield ""
-    yield from _blank_section("Follow-ups")
+    return _join_blocks(
+        f"# Post-mortem of {escape_markdown(history.name)}",
+        f"Reason on record: {escape_markdown(history.reason) or 'none given'}",
+        *_blank_section("Impact"),
+        *_blank_section("Cause"),
+        "## What was done",
+        markdown_table(("at (UTC)", "what", "took", "outcome"), rows),
+        "The commands, in their order:",
+        _command_block(*(event.command for event in history.events if event.command)),
+        "## Days touched",
+        *_days_section(history),
+        "## Plan",
+        *_plan_section(history),
+        "## Verdict",
+        "\n".join(f"- {escape_markdown(text)}" for text in _verdict_lines(history)),
+        *_blank_section("Follow-ups"),
+    )
 
 
-def _blank_section(name: str) -> Iterator[str]:
-    yield f"## {name}"
-    yield ""
-    yield f"{PLACEHOLDER_PREFIX}{SECTIONS[name]}"
-    yield ""
+def _join_blocks(*blocks: str) -> str:
+    """A Markdown text of blocks, such as headings and paragraphs."""
+    return "\n\n".join(blocks) + "\n"
+
+
+def _blank_section(name: str) -> tuple[str, str]:
+    return f"## {name}", f"{PLACEHOLDER_PREFIX}{SECTIONS[name]}"
 
 
 def _days_section(history: BackfillHistory) -> Iterator[str]:
@@ -409,35 +401,24 @@ def _days_section(history: BackfillHistory) -> Iterator[str]:
     ]
     if not rows:
         yield "No day of any table was written."
-        yield ""
         return
     headings = (
         "table", "days written", "version before", "version after", "put back since", "why",
     )  # fmt: skip
     yield markdown_table(headings, rows)
-    yield ""
     yield "Every version can be read for as long as its files are kept."
-    yield ""
 
 
 def _plan_section(history: BackfillHistory) -> Iterator[str]:
-    """The section on the plan; one sentence if no plan is stored."""
-    yield "## Plan"
-    yield ""
+    """Tables about the plan; one sentence if no plan is stored."""
     if history.plan_error:
         yield f"{escape_markdown(history.plan_error)}."
-        yield ""
-        return
-    if history.plan is None:
+    elif history.plan is None:
         yield "There was no plan under this name, or it is not kept any more."
-        yield ""
-        return
-    yield markdown_table(
-        ("table", "what becomes of them", "why", "days"), backfill_plan.day_rows(history.plan)
-    )
-    yield ""
-    yield markdown_table(("", ""), backfill_plan.plan_facts(history.plan))
-    yield ""
+    else:
+        headings = ("table", "what becomes of them", "why", "days")
+        yield markdown_table(headings, backfill_plan.day_rows(history.plan))
+        yield markdown_table(("", ""), backfill_plan.plan_facts(history.plan))
 
 
 def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
@@ -452,12 +433,9 @@ def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
         yield "Nothing that it did is on record in any table."
 
 
-def command_block(events: Iterable[HistoryEvent]) -> Iterator[str]:
-    """The commands of the events as a Markdown code block."""
-    yield "```text"
-    yield from (escape_line(event.command) for event in events if event.command)
-    yield "```"
-    yield ""
+def _command_block(*commands: str) -> str:
+    """Commands as a Markdown code block."""
+    return "\n".join(["```text", *map(escape_line, commands), "```"])
 
 
 def _format_time(at: float) -> str:
@@ -474,42 +452,26 @@ _RANGE = re.compile(r"\b\d{4}-\d{2}-\d{2}(\.\.\.\d{4}-\d{2}-\d{2})?\b")
 
 
 def render_runbook(history: BackfillHistory) -> str:
-    """The runbook in Markdown."""
-    return "\n".join(_runbook_lines(history))
-
-
-def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
-    """The lines of the runbook: steps with placeholders, then how long each took this time."""
-    yield f"# Runbook, after {escape_markdown(history.name)}"
-    yield ""
-    yield (
-        "When: "
-        f"{escape_markdown(history.reason) or 'no reason is on record; say here when this is done'}"
-    )
-    yield ""
+    """The runbook in Markdown: steps with placeholders, then how long each took this time."""
+    reason = escape_markdown(history.reason) or "no reason is on record; say here when this is done"
     id_ = (
         "the id that the plan prints" if history.plan else "the first 8 characters of the run's id"
     )
-    yield f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{REASON}`."
-    yield ""
-    for number, (what, command) in enumerate(_runbook_steps(history), 1):
-        yield f"## {number}. {what}"
-        yield ""
-        yield "```text"
-        yield escape_line(command)
-        yield "```"
-        yield ""
-    yield "## What it took the last time"
-    yield ""
+    steps = enumerate(_runbook_steps(history), 1)
     rows = [
-        (event.action, f"{timedelta(seconds=round(event.seconds))}", event.outcome)
+        (event.action, _format_duration(event.seconds), event.outcome)
         for event in history.events
         if event.seconds is not None
     ]
-    yield markdown_table(("what", "took", "outcome"), rows)
-    yield ""
-    yield f"Days written: {format_changed_days(history) or 'none'}"
-    yield ""
+    return _join_blocks(
+        f"# Runbook, after {escape_markdown(history.name)}",
+        f"When: {reason}",
+        f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{REASON}`.",
+        *(f"## {number}. {what}\n\n{_command_block(command)}" for number, (what, command) in steps),
+        "## What it took the last time",
+        markdown_table(("what", "took", "outcome"), rows),
+        f"Days written: {format_changed_days(history) or 'none'}",
+    )
 
 
 def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:

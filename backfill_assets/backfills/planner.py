@@ -3,6 +3,7 @@
 Reads the tables' logs, the listing of the landing and Dagster's run records.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -21,7 +22,6 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
@@ -242,10 +242,10 @@ def plan_backfill(
     """
     tables = deployment.graph
     load_plans = _load_plans(deployment, request, days, ledgers)
+    loads = [load for load_plan in load_plans.values() for load in load_plan.targets.values()]
     snapshot = Snapshot.from_deployment(deployment, ledgers, deployment.today, code)
     snapshot = _add_load_plans(snapshot, load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
-    final = final_days(snapshot, {day for table_days in days.values() for day in table_days})
     work = {
         name: [
             day
@@ -272,17 +272,9 @@ def plan_backfill(
         config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
         landing=digest_load_plans(load_plans) if load_plans else "",
-        held=_sorted_names(
-            target.manifest.awaiting_approval
-            for load_plan in load_plans.values()
-            for target in load_plan.targets.values()
-        ),
-        replaced=_sorted_names(
-            target.replaced
-            for load_plan in load_plans.values()
-            for target in load_plan.targets.values()
-        ),
-        tables={n: _forecast_table(ledgers[n], by_day, final) for n, by_day in forecasts.items()},
+        held=_sorted_names(load.manifest.awaiting_approval for load in loads),
+        replaced=_sorted_names(load.replaced for load in loads),
+        tables={n: _forecast_table(snapshot, n, by_day) for n, by_day in forecasts.items()},
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, snapshot),
         following=_following_days(days, work, snapshot),
@@ -345,34 +337,21 @@ def _cut_stages(
 
 
 def _forecast_table(
-    ledger: Ledger,
-    forecasts: Mapping[date, forecast.DayForecast],
-    final_days: Mapping[str, Collection[date]],
+    snapshot: Snapshot, table: str, forecasts: Mapping[date, forecast.DayForecast]
 ) -> backfill_plan.TableForecast:
     """The day forecasts of one table as ranges by outcome and by reason, as a plan stores them."""
-    final = final_days.get(ledger.table.name, ())
+    final = snapshot.final_by_table.get(table, ())
+    days_by_outcome: dict[str, list[date]] = defaultdict(list)
+    days_by_reason: dict[str, list[date]] = defaultdict(list)
+    for day, (outcome, reason) in forecasts.items():
+        days_by_outcome[outcome.name.lower()].append(day)
+        if reason:
+            days_by_reason[reason].append(day)
     return backfill_plan.TableForecast(
-        **{
-            outcome.name.lower(): tuple(
-                partitions.to_ranges(
-                    day
-                    for day, day_forecast in forecasts.items()
-                    if day_forecast.outcome is outcome
-                )
-            )
-            for outcome in backfill_plan.DayOutcome
-        },
+        **{name: tuple(partitions.to_ranges(days)) for name, days in days_by_outcome.items()},
         final=tuple(partitions.to_ranges(day for day in forecasts if day in final)),
-        why={
-            reason: tuple(
-                partitions.to_ranges(
-                    day for day, day_forecast in forecasts.items() if day_forecast.reason == reason
-                )
-            )
-            for reason in dict.fromkeys(day_forecast.reason for day_forecast in forecasts.values())
-            if reason
-        },
-        apart=ledger.table.grain.value,
+        why={reason: tuple(partitions.to_ranges(d)) for reason, d in days_by_reason.items()},
+        apart=snapshot.ledgers[table].table.grain.value,
     )
 
 

@@ -286,10 +286,7 @@ def advance(
             state,
             f"{state.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
         )
-    if backfill.status not in (
-        internals.BulkActionStatus.COMPLETED,
-        internals.BulkActionStatus.COMPLETED_SUCCESS,
-    ):
+    if backfill.status not in state_store.SUCCEEDED:
         message = f"{state.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
         return _end_backfill(
             instance, state, f"{message}, although what it was to publish is there"

@@ -169,7 +169,7 @@ class BackfillStatus(enum.Enum):
     FAILED = "ended"
 
 
-_SUCCEEDED = (
+SUCCEEDED = (
     internals.BulkActionStatus.COMPLETED,
     internals.BulkActionStatus.COMPLETED_SUCCESS,
 )
@@ -199,7 +199,7 @@ def read_status(
     if launch is None:
         return BackfillStatus.NOT_LAUNCHED
     # A plan is complete only once its stages are reconciled.
-    succeeded = launch.status in _SUCCEEDED and not is_plan
+    succeeded = launch.status in SUCCEEDED and not is_plan
     return BackfillStatus.COMPLETED if succeeded else BackfillStatus.FAILED
 
 

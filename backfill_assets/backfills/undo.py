@@ -350,16 +350,16 @@ class _TableUndo:
             publisher.table_snapshot(publisher.ledger(deployment.tables[source]), by_day=False)
             for source in newest.inputs
         ]
-        fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
+        input_digests = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
         request = types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes)
         ledgers = {**{source.table.name: source.ledger for source in sources}, name: ledger}
         current = publisher.snapshot(request, deployment.graph, ledgers)
         undo = dict.fromkeys(todo, f"undo of {self.request.name}")
-        snapshot = replace(current, digests={name: fingerprints}, changes={name: undo})
+        snapshot = replace(current, digests={name: input_digests}, changes={name: undo})
         # Days with unchanged rows get their old record back, so all are computed in any case.
         reasons = {
-            day: recompute_reason(snapshot, name, day, fingerprint, requested=True)
-            for day, fingerprint in fingerprints.items()
+            day: recompute_reason(snapshot, name, day, input_digest, requested=True)
+            for day, input_digest in input_digests.items()
         }
         plan = publisher.plan_commit(request, self.table, snapshot, sources, reasons)
         as_of = {**_group_by_version(changes), ledger.version or 0: list(scope.unchanged)}
@@ -373,7 +373,7 @@ class _TableUndo:
             rows,
             {},
             made_under={d: record.made_under(d) for d, record in previous.items()},
-            provenance=self._old_provenances(current, plan.input_versions, previous, fingerprints),
+            provenance=self._old_provenances(current, plan.input_versions, previous, input_digests),
             files=_restorable_files(
                 publisher.url(self.table), ledger, changes, deployment.settings.undo_days
             ),
@@ -388,14 +388,14 @@ class _TableUndo:
         if not self.request.deployment.graph.inputs[self.table.name]:
             return ""
         published = self._find_old_day(ledger, day, change)
-        return published.fingerprint if published else ""
+        return published.input_digest if published else ""
 
     def _old_provenances(
         self,
         snapshot: Snapshot,
         versions: Mapping[str, int],
         previous: Mapping[date, records.CommitRecord],
-        fingerprints: Mapping[date, str],
+        input_digests: Mapping[date, str],
     ) -> dict[date, records.Provenance]:
         """Provenance of the old rows by day.
 
@@ -409,7 +409,7 @@ class _TableUndo:
         provenances = {}
         for day, record in previous.items():
             provenance = record.day_provenance(day)
-            if fingerprints[day] in ("", current.get(day)):
+            if input_digests[day] in ("", current.get(day)):
                 provenance = msgspec.structs.replace(
                     provenance, inputs={**provenance.inputs, **versions}
                 )
@@ -478,8 +478,7 @@ class _TableUndo:
         for names, expected in recorded.items():
             reader = self.publisher.engine.spark_session.read.format("delta")
             rows = reader.option("versionAsOf", version).load(self.publisher.url(self.table))
-            days = partitions.to_windows(expected)
-            rows = rows.where(partitions.any_window_condition(days, self.table.partition))
+            rows = rows.where(partitions.days_condition(expected, self.table.partition))
             given = digests_by_day(rows.select(*map(quote_name, names)), self.table.partition)
             wrong |= {
                 day
@@ -504,10 +503,10 @@ class _TableUndo:
         """
         current = {day: ledger.current_record(day) for day in days}
         return {
-            day: published.fingerprint
+            day: published.input_digest
             for day, published in current.items()
             if published
-            and published.fingerprint
+            and published.input_digest
             and self.table.inputs(self.request.deployment.policy)
         }
 

@@ -1,21 +1,22 @@
 """Verify published days: recompute them with the assets and compare; nothing is written."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from enum import Enum
 from itertools import groupby
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import dagster as dg
 
 from backfill_assets.audit.verdicts import (
-    DayMetrics,
+    DayContent,
     RefusedError,
     Verdict,
+    describe_difference,
     empty_day,
+    have_same_rows,
     measure_days,
-    rows_differ,
 )
 from backfill_assets.calendar.partitions import DAY, Grain, Window, parse_calendar_days
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
@@ -23,7 +24,7 @@ from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.read_check import ReadCheck
-from backfill_assets.delta.records import CommitRecord, PublishedDay
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -53,31 +54,6 @@ class VerifyOutcome(Enum):
 
 
 @dataclass(frozen=True)
-class DaySummary:
-    """The content of a day in numbers; two are equal if their digests are.
-
-    Attributes:
-        rows: number of rows.
-        totals: sums by column, as text; money exact.
-        digest: digest of the rows.
-    """
-
-    rows: int = field(compare=False)
-    totals: Mapping[str, str] = field(compare=False)
-    digest: str
-
-    @classmethod
-    def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> Self:
-        """Summary of what an audit measured, now or when the day was published."""
-        totals = {name: str(total) for name, total in numbers.totals.items()}
-        return cls(numbers.rows, totals, numbers.digest)
-
-    def __str__(self) -> str:
-        totals = [f"{name} {total}" for name, total in self.totals.items()]
-        return ", ".join([f"{self.rows:,} rows", *totals])
-
-
-@dataclass(frozen=True)
 class VerifiedDay:
     """The verification of one day of a table.
 
@@ -96,34 +72,33 @@ class VerifiedDay:
     day: date
     outcome: VerifyOutcome
     why: str = ""
-    published: DaySummary | None = None
-    held: DaySummary | None = None
-    now: DaySummary | None = None
+    published: DayContent | None = None
+    held: DayContent | None = None
+    now: DayContent | None = None
     same_inputs: bool = False
 
     def __str__(self) -> str:
         if self.outcome is not VerifyOutcome.DIFFERS:
             return self.why
         parts = [f"published {self.published}"] if self.published else []
-        if self.held and self.held != self.published:
+        if self.held and not have_same_rows(self.held, self.published):
             parts.append(f"the files hold {self._describe_other(self.held)}")
         parts.append(f"now {self._describe_other(self.now)}")
         return f"{'; '.join(parts)}: {self.why}"
 
-    def _describe_other(self, other: DaySummary | None) -> str:
-        """Another content as text; says so if only its values differ, not its numbers."""
-        if other != self.published and str(other) == str(self.published):
-            return "as many rows with the same totals, but other values"
-        return str(other)
+    def _describe_other(self, other: DayContent | None) -> str:
+        """Another content as text, with its difference from the published one."""
+        difference = self.published and describe_difference(self.published, other)
+        return f"{other} ({difference})" if difference else str(other)
 
 
 def compare_day(
     ledger: Ledger,
     day: date,
     *,
-    recomputed: DaySummary | None,
+    recomputed: DayContent | None,
     audit_failure: str,
-    stored: DaySummary | None,
+    stored: DayContent | None,
     read_error: str,
     changed_since_publish: Sequence[str],
     same_inputs: bool = False,
@@ -141,12 +116,10 @@ def compare_day(
         same_inputs: whether inputs and settings are those of the published day.
     """
     record = ledger.latest.get(day)
-    published = DaySummary.from_numbers(record.days[day]) if record else None
+    published = record.days[day].content if record else None
     file_problem = f"its files cannot be read ({read_error})" if read_error else ""
-    if published and stored and not rows_differ(published.digest, stored.digest):
-        # The record may be from a release that hashed nested values differently.
-        published = replace(published, digest=stored.digest)
-    if stored != published:
+    as_published = have_same_rows(published, stored)
+    if not as_published:
         file_problem = file_problem or _explain_files(ledger, record, day)
     if day not in ledger.published_days:
         outcome = VerifyOutcome.NOT_PUBLISHED
@@ -160,14 +133,14 @@ def compare_day(
             VerifyOutcome.WOULD_FAIL,
             "; ".join(filter(None, [audit_failure, file_problem])),
         )
-    elif stored == published == recomputed:
+    elif as_published and have_same_rows(stored, recomputed):
         outcome, explanation = (
             VerifyOutcome.MATCHES,
             f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
         )
     else:
         outcome = VerifyOutcome.DIFFERS
-        if recomputed == published:
+        if not as_published and have_same_rows(recomputed, published):
             reasons = ["computed anew it is as it was published"]
         else:
             reasons = [
@@ -310,9 +283,7 @@ class ComparisonDestination(Destination):
             compare_day(
                 plan.ledger,
                 day,
-                recomputed=DaySummary.from_numbers(recomputed[day].metrics)
-                if day in recomputed
-                else None,
+                recomputed=recomputed[day].metrics if day in recomputed else None,
                 audit_failure=errors_by_day.get(day, ""),
                 stored=stored.get(day),
                 read_error=unreadable.get(day, ""),
@@ -400,16 +371,13 @@ class _Verification:
 
 def _measure_published(
     publisher: Publisher, ledger: Ledger, days: Iterable[date]
-) -> tuple[dict[date, DaySummary], dict[date, str]]:
+) -> tuple[dict[date, DayContent], dict[date, str]]:
     """Content of the data files of published days, and why others cannot be read."""
 
-    def measure(published_days: Sequence[date]) -> dict[date, DaySummary]:
+    def measure(published_days: Sequence[date]) -> dict[date, DayContent]:
         rows = publisher.table_snapshot(ledger, by_day=False).read_days(published_days)
         measured = measure_days(rows, ledger.table)
-        return {
-            day: DaySummary.from_numbers(measured.get(day, empty_day(ledger.table)))
-            for day in published_days
-        }
+        return {day: measured.get(day, empty_day(ledger.table)) for day in published_days}
 
     return _bisect_days([day for day in days if day in ledger.published_days], measure)
 
@@ -418,7 +386,7 @@ def _has_same_inputs(plan: ComputePlan, day: date) -> bool:
     record = plan.ledger.latest.get(day)
     return (
         record is not None
-        and record.days[day].fingerprint == plan.fingerprints[day] != ""
+        and record.days[day].input_digest == plan.input_digests[day] != ""
         and record.made_under(day) == plan.request.record["config_digest"]
     )
 
@@ -429,10 +397,10 @@ def _find_changes_since_publish(plan: ComputePlan, day: date) -> list[str]:
     if record is None:
         return []
     changes = []
-    fingerprint = record.days[day].fingerprint
-    if not fingerprint:
+    input_digest = record.days[day].input_digest
+    if not input_digest:
         changes.append("what it was made of is not on record")
-    elif fingerprint != plan.fingerprints[day]:
+    elif input_digest != plan.input_digests[day]:
         versions = {source.table.name: source.ledger.version for source in plan.sources}
         newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
         what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
@@ -494,11 +462,26 @@ def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
     return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
+def _content_json(content: DayContent | None) -> dict[str, Any] | None:
+    """A content as JSON values; all totals are text, so that none is rounded."""
+    if content is None:
+        return None
+    totals = {name: str(total) for name, total in content.totals.items()}
+    return {"rows": content.rows, "totals": totals, "digest": content.digest}
+
+
 def verified_values(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
     """All results as JSON values."""
     verified, reads = list(verified), list(reads)
     return {
         "good": is_good(verified, reads),
-        "days": [{**asdict(day), "outcome": day.outcome.value} for day in verified],
+        "days": [
+            {
+                **vars(day),
+                "outcome": day.outcome.value,
+                **{side: _content_json(vars(day)[side]) for side in ("published", "held", "now")},
+            }
+            for day in verified
+        ],
         "reads": [asdict(test) for test in reads],
     }

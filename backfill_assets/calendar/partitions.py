@@ -204,7 +204,7 @@ class DaySet(Window):
 
     def sql_condition(self, column: str, *, relation: str = "") -> str:
         """The SQL condition on a DATE column for exactly these days."""
-        return f"({any_window_condition(self.parts, column, relation=relation)})"
+        return f"({days_condition(self, column, relation=relation)})"
 
 
 def to_windows(days: Iterable[date]) -> list[Window]:
@@ -270,9 +270,10 @@ def partitions_of_run(keys: Iterable[str], tags: Mapping[str, str]) -> Window:
     return DaySet.from_days(day for day in partitions if days is None or day in days)
 
 
-def any_window_condition(parts: Iterable[Window], column: str, *, relation: str = "") -> str:
-    """`Window.sql_condition` for the days of several windows."""
-    return " OR ".join(f"({window.sql_condition(column, relation=relation)})" for window in parts)
+def days_condition(days: Iterable[date], column: str, *, relation: str = "") -> str:
+    """`Window.sql_condition` for days with gaps; empty without days."""
+    conditions = (window.sql_condition(column, relation=relation) for window in to_windows(days))
+    return " OR ".join(f"({condition})" for condition in conditions)
 
 
 class Grain(Enum):

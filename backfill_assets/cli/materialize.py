@@ -296,10 +296,9 @@ def _confirm_final_days(
         CannotRunError: a person does not want it.
     """
     from backfill_assets.calendar.partitions import format_ranges
-    from backfill_assets.staleness.finality import final_days
     from backfill_assets.staleness.snapshot import Snapshot
 
-    final_by_table = final_days(Snapshot.from_deployment(deployment, ledgers))
+    final_by_table = Snapshot.from_deployment(deployment, ledgers).final_by_table
     final = {
         name: days
         for name in days_by_table

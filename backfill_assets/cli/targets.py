@@ -16,7 +16,7 @@ from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
-    from backfill_assets.delta.targets import ShadowTarget
+    from backfill_assets.delta.targets import Target
 
 
 @command("targets", "targets --json")
@@ -59,7 +59,7 @@ def target_row(deployment: Deployment, name: str) -> dict[str, Any]:
     }
 
 
-def _describe_comparison(target: ShadowTarget) -> str:
+def _describe_comparison(target: Target) -> str:
     """The result of the last comparison, and whether a switch-over needs one."""
     text = "none"
     if target.compared:
@@ -68,7 +68,7 @@ def _describe_comparison(target: ShadowTarget) -> str:
     return text if target.required is None else f"{text} (required {target.required})".rstrip()
 
 
-def _describe_state(deployment: Deployment, target: ShadowTarget) -> str:
+def _describe_state(deployment: Deployment, target: Target) -> str:
     """The state as text; an unfinished drop, undo or switch-over comes before any other."""
     from backfill_assets.shadow.switch import has_days_in_production
 
@@ -119,17 +119,17 @@ def compare(
     from backfill_assets.spark.session import Engine
 
     deployment = Deployment(load_settings())
-    shadow_target = _find_target(deployment, target)
+    loaded_target = _find_target(deployment, target)
     given_limits = ComparisonLimits(most_drift=most_drift, most_rows=most_rows)
-    limits = given_limits if str(given_limits) else shadow_target.required or given_limits
+    limits = given_limits if str(given_limits) else loaded_target.required or given_limits
     if require is not None:
-        shadow_target = require_comparison(deployment, shadow_target, limits if require else None)
+        loaded_target = require_comparison(deployment, loaded_target, limits if require else None)
     spark = Engine.from_settings(deployment.settings).spark_session
     comparison = compare_target(
         deployment,
         spark,
         parameters.asset_graph(deployment.settings),
-        shadow_target,
+        loaded_target,
         deployment.code,
         limits,
     )
@@ -154,9 +154,9 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
     with parameters.open_instance() as dagster:
         op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
         run_id = run_job(dagster, "switch_over", "adopt_days", op_config, log_level(out)).id
-    shadow_target = _find_target(deployment, target)
-    out.print_text(f"Switched {shadow_target.switch_id} by run {run_id[:8]}")
-    out.print_note(f"Back     backfill-assets undo {shadow_target.switch_id}")
+    loaded_target = _find_target(deployment, target)
+    out.print_text(f"Switched {loaded_target.switch_id} by run {run_id[:8]}")
+    out.print_note(f"Back     backfill-assets undo {loaded_target.switch_id}")
 
 
 @command("drop v2")
@@ -174,7 +174,7 @@ def drop(out: Output, target: str) -> None:
     out.print_text(f"Dropped  {target}, with {count:,} data file(s) of its own")
 
 
-def _find_target(deployment: Deployment, name: str) -> ShadowTarget:
+def _find_target(deployment: Deployment, name: str) -> Target:
     from backfill_assets.delta import targets as known
 
     names = known.list_targets(deployment)

@@ -250,7 +250,7 @@ def shallow_clone(url: str, destination: str, version: int) -> None:
         text = commits.read_commit(number)
         if text is None:
             raise CloneError(
-                f"{url}: the commit of version {number} is gone, so there can be no fork of the "
+                f"{url}: the commit of version {number} is gone, so there can be no clone of the "
                 "table. The table is as it was. Somebody has cut its log; move the folder away and "
                 "materialize all of its days to get a table with a whole log."
             )
@@ -272,7 +272,7 @@ def _with_absolute_paths(url: str, version: int, text: bytes) -> Iterator[bytes]
         if (protocol := action.get("protocol")) and protocol["minReaderVersion"] > 1:
             features = ", ".join(protocol.get("readerFeatures") or ()) or "column mapping"
             raise CloneError(
-                f"{url}: version {version} turned on {features}, of which a fork would be another "
+                f"{url}: version {version} turned on {features}, of which a clone would be another "
                 "table. The table is as it was. Drop the feature (ALTER TABLE ... DROP FEATURE)."
             )
         for kind in action.keys() & {"add", "remove"}:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -27,7 +27,7 @@ from backfill_assets.dagster_ext.executor import raise_if_interrupted
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import data_files
 from backfill_assets.delta.commit_log import folder_uri
-from backfill_assets.delta.delta_rs import APPLICATION, delta_log, load_log
+from backfill_assets.delta.delta_rs import APPLICATION, NO_HOOKS, delta_log, load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import RETIREMENT
@@ -133,9 +133,7 @@ class Writer:
             PublishError: the write failed, or Spark computed other rows than those of the digest;
                 the table is unchanged.
         """
-        rows = frame.where(
-            partitions.any_window_condition(partitions.to_windows(days), self.table.partition)
-        )
+        rows = frame.where(partitions.days_condition(days, self.table.partition))
         if rebalance:
             rows = gather_rows(rows, self.table.partition)
         # The write computes the digest, so it covers the rows in the files and not those of a
@@ -145,11 +143,9 @@ class Writer:
         try:
             files = data_files.write_files(rows, self.files or self.url, self.table.partition)
             digest = digest_text(read_observation(sums), struct)
-        except SPARK_ERRORS as error:
+        except (*SPARK_ERRORS, OSError, pa.ArrowException) as error:
             if is_engine_lost(error):
                 raise
-            raise self._to_publish_error(days, error) from error
-        except (OSError, pa.ArrowException) as error:
             raise self._to_publish_error(days, error) from error
         if audited_digest is not None and digest != audited_digest:
             self.remove_files(file for day_files in files.values() for file in day_files)
@@ -260,9 +256,7 @@ class Writer:
                 max_commit_retries=0,
                 app_transactions=[Transaction(APPLICATION, (since.transaction or 0) + 1)],
             ),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
+            post_commithook_properties=NO_HOOKS,
         )
 
     def _with_log_path(self, file: AddAction) -> AddAction:
@@ -331,7 +325,7 @@ class Writer:
 
     def _to_publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
         """The error for the caller to raise; without days, the commit was of a record only."""
-        shown = ", ".join(map(str, partitions.to_windows(days))) or "for the record"
+        shown = partitions.format_ranges(days) or "for the record"
         message, advice = summarize_error(error), "Launch these days again."
         if "Unsupported table features" in message:
             advice = (
@@ -361,9 +355,7 @@ class Writer:
         """
         table, view = self.table, f"merge_{uuid4().hex}"
         # Days as literals: a merge without them conflicts with writers of all other days.
-        days_condition = partitions.any_window_condition(
-            partitions.to_windows(days), table.partition, relation="t"
-        )
+        days_condition = partitions.days_condition(days, table.partition, relation="t")
         same_values = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:

@@ -33,7 +33,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.calendar.partitions import Window, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import Window, days_condition
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
@@ -379,7 +379,7 @@ def rows_as_of(
         return rows.select(*table.columns)
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
     if days is not None:
-        rows = rows.where(any_window_condition(to_windows(days), table.partition))
+        rows = rows.where(days_condition(days, table.partition))
     return table.with_current_columns(rows)
 
 

@@ -36,6 +36,8 @@ from backfill_assets.tables.table import Table
 
 #: Our application id: Delta stores the number of the last commit of each application.
 APPLICATION = "backfill_assets"
+#: For commits after which delta-rs writes no checkpoint and deletes no log.
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 def load_log(url: str) -> DeltaTable | None:
@@ -113,7 +115,7 @@ def files_by_day(
 
     def to_measured(row: Mapping[str, Any]) -> DayMetrics:
         nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
-        return DayMetrics(row["num_records_sum"] or 0, nulls, 0, {}, "")
+        return DayMetrics(row["num_records_sum"] or 0, {}, "", nulls=nulls)
 
     def to_stored(row: Mapping[str, Any]) -> StoredFiles:
         return StoredFiles(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
@@ -209,9 +211,7 @@ def _commit_succeeds(log: DeltaTable) -> bool:
             "append",
             _PROBE_SCHEMA,
             commit_properties=CommitProperties(max_commit_retries=0),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
+            post_commithook_properties=NO_HOOKS,
         )
     except DeltaError:
         return False
@@ -219,7 +219,6 @@ def _commit_succeeds(log: DeltaTable) -> bool:
 
 
 _SCHEMA = Schema([Field("target", PrimitiveType("string"))])
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 #: The revision before the first commit.
 NO_REVISION = -1
 
@@ -258,7 +257,7 @@ def write_document(url: str, text: str, base_revision: int) -> int | None:
                 "append",
                 _SCHEMA,
                 commit_properties=properties,
-                post_commithook_properties=_NO_HOOKS,
+                post_commithook_properties=NO_HOOKS,
             )
     except DeltaError:
         current = read_document(url)

@@ -84,7 +84,7 @@ def _describe_kind(commit: records.CommitRecord, kinds: Mapping[str, str]) -> st
 
 
 def _commit_values(
-    commit: records.CommitRecord | records.ExternalCommit,
+    commit: records.Commit,
     days: Window | None,
     kinds: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -121,9 +121,7 @@ def _day_values(commit: records.CommitRecord, day: date) -> dict[str, Any]:
     return {"what": what, **figures, "reason": commit.reason_for_day(day)}
 
 
-def _select_commits(
-    deployment: Deployment, name: str, days: Window | None
-) -> list[records.CommitRecord | records.ExternalCommit]:
+def _select_commits(deployment: Deployment, name: str, days: Window | None) -> list[records.Commit]:
     """The commits that cover any of the days, external ones included; `days` None means all.
 
     Raises:
@@ -141,19 +139,17 @@ def _select_commits(
     return commits
 
 
-def _covered_days(commit: records.CommitRecord | records.ExternalCommit) -> Set[date]:
+def _covered_days(commit: records.Commit) -> Set[date]:
     if isinstance(commit, records.ExternalCommit):
         return commit.days
     return commit.days.keys() | commit.revoked_days
 
 
-def _format_time(commit: records.CommitRecord | records.ExternalCommit) -> str:
+def _format_time(commit: records.Commit) -> str:
     return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
 
 
-def _format_cells(
-    commit: records.CommitRecord | records.ExternalCommit, kinds: Mapping[str, str]
-) -> list[str]:
+def _format_cells(commit: records.Commit, kinds: Mapping[str, str]) -> list[str]:
     """The cells of a commit's row after its version and time: days, run, backfill, writer."""
     if isinstance(commit, records.ExternalCommit):
         return [
@@ -178,7 +174,7 @@ def _format_cells(
 
 
 def _format_day(
-    commit: records.CommitRecord | records.ExternalCommit, day: date, kinds: Mapping[str, str]
+    commit: records.Commit, day: date, kinds: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the label and text of each row about a day in a commit; one row if it is external."""
     head = f"version {commit.version}"

@@ -16,11 +16,6 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
-from backfill_assets.delta.consistent_versions import (  # noqa: F401 - where readers had them from
-    VERSIONS_FILE,
-    save_versions,
-    versions_that_belong_together,
-)
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (

@@ -13,6 +13,7 @@ from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     RETIREMENT,
+    Commit,
     CommitRecord,
     ExternalCommit,
     PublishedDay,
@@ -104,7 +105,7 @@ class Ledger:
 
     @cached_property
     def on_hold(self) -> Mapping[date, str]:
-        """By day on hold and not published since, the input fingerprint that a person rejected."""
+        """By day on hold and not published since, the input digest that a person rejected."""
         holds: dict[date, str] = {}
         for record in self.records:
             for day in (*record.days, *record.revoked_days) if holds else ():
@@ -268,9 +269,9 @@ class Ledger:
         return record.for_day(day).code_id
 
     @property
-    def all_commits(self) -> list[CommitRecord | ExternalCommit]:
+    def all_commits(self) -> list[Commit]:
         """Our commits and those of other writers, in ascending order of versions."""
-        commits: list[CommitRecord | ExternalCommit] = [*self.records, *self.external_commits]
+        commits: list[Commit] = [*self.records, *self.external_commits]
         return sorted(commits, key=lambda commit: commit.version)
 
     @cached_property

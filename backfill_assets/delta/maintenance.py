@@ -21,10 +21,11 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 
-from backfill_assets.audit.verdicts import are_comparable, measure_days
-from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
+from backfill_assets.audit.verdicts import NO_ROWS, measure_days, rows_differ
+from backfill_assets.calendar.partitions import days_condition, format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits, ledger_reader
+from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.commits import (
     PublishError,
     Writer,
@@ -177,7 +178,7 @@ def run_maintenance(
             problem = f"{name}: {message}. It was left as it is. {advice}"
             yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
-            # A shadow target may use files that no version of the table uses (any more).
+            # A target may use files that no version of the table uses (any more).
             is_retired = commits.can_delete_rows(table, deployment.settings.undo_days, today)
             age = ANY_AGE if is_retired else max(deployment.settings.undo_days - 1, 0)
             retaining_targets = targets_older_than(deployment, name, age)
@@ -294,7 +295,7 @@ class _TableMaintenance:
         if self.dry_run or not days:
             self.compacted = days
             return
-        condition = any_window_condition(to_windows(days), self.table.partition)
+        condition = days_condition(days, self.table.partition)
         self._run_sql(f"OPTIMIZE {self._sql_name} WHERE {condition}")
         log = load_log(self.url)
         assert log is not None
@@ -305,9 +306,8 @@ class _TableMaintenance:
 
     def _compacted_days(self, version: int) -> list[date]:
         """The days that a commit compacted; empty if its operation is not OPTIMIZE."""
-        filesystem, path = open_store(self.url)
-        with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
-            actions = [json.loads(line) for line in stream.read().splitlines()]
+        text = CommitLog(self.url).read_commit(version) or b""
+        actions = [json.loads(line) for line in text.splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
         if not any(info.get("operation") == "OPTIMIZE" for info in infos):
             return []
@@ -330,7 +330,7 @@ class _TableMaintenance:
         changed = [day for day in different_days if digests.get(day) != previous_digests.get(day)]
         if changed:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(changed)))}]: the compaction "
+                f"{self.table.name} [{format_ranges(changed)}]: the compaction "
                 f"of version {version} changed what these days hold. Version {version - 1} has the "
                 "rows as they were and no file was taken away: launch these days with the tag "
                 "backfill_assets/rewrite = true"
@@ -343,11 +343,11 @@ class _TableMaintenance:
             if ledger.current_record(day)
             and day not in changed
             and not ledger.columns_changed_since(ledger.latest[day])
-            and are_comparable(ledger.content_key(day), digests.get(day, "0-0-0"))
+            and rows_differ(ledger.content_key(day), digests.get(day, NO_ROWS))
         ]
         if unexplained_days:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(unexplained_days)))}]: these "
+                f"{self.table.name} [{format_ranges(unexplained_days)}]: these "
                 "days hold other rows than their records say, before the compaction and after it: "
                 "run backfill-assets verify"
             )
@@ -357,7 +357,7 @@ class _TableMaintenance:
         return {day: measured.digest for day, measured in measure_days(rows, self.table).items()}
 
     def _vacuum_files(self) -> None:
-        """Run VACUUM and delete the folders of killed writes, unless shadow targets need files."""
+        """Run VACUUM and delete the folders of killed writes, unless targets need files."""
         if self._is_retained():
             return
         # A dry run first: VACUUM makes two commits even if it removes nothing.
@@ -396,7 +396,7 @@ class _TableMaintenance:
         return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}
 
     def _is_retained(self) -> bool:
-        """Whether shadow targets may need files of the table."""
+        """Whether targets may need files of the table."""
         if self.retaining_targets:
             self.notes.append(
                 f"{self.table.name}: no file was taken away, as the target(s) "

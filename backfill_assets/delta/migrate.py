@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
-from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
+from backfill_assets.calendar.partitions import days_condition, to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
@@ -55,7 +55,13 @@ def build_migration_record(
     return {
         **build_carried_record(
             ledger,
-            {day: _with_new_figures(ledger.latest[day].days[day], measured[day]) for day in days},
+            # Row count, verdict and findings stay as published.
+            {
+                day: msgspec.structs.replace(
+                    ledger.latest[day].days[day], **records.encode_metrics(measured[day])
+                )
+                for day in days
+            },
             {day: ledger.latest[day].day_provenance(day) for day in days},
             _without_row_changes(ledger, days, records.CommitDetails(as_of=as_of)),
         ),
@@ -176,18 +182,6 @@ def _oldest_inputs(provenances: Collection[records.Provenance]) -> dict[str, int
     return oldest
 
 
-def _with_new_figures(
-    published: records.PublishedDay, measured: DayMetrics
-) -> records.PublishedDay:
-    """Replace what depends on the columns; row count, verdict and findings stay as published."""
-    return msgspec.structs.replace(
-        published,
-        digest=measured.digest,
-        nulls={name: count for name, count in measured.nulls.items() if count},
-        totals={name: str(total) for name, total in measured.totals.items()},
-    )
-
-
 def _without_row_changes(
     ledger: Ledger, days: Collection[date], details: records.CommitDetails
 ) -> records.CommitDetails:
@@ -205,7 +199,9 @@ def _without_row_changes(
         else {day: d.spans[day] for day, d in by_day.items() if d.spans and day in d.spans},
         late={day: d.late[day] for day, d in by_day.items() if day in d.late},
         spreads={day: d.spreads[day] for day, d in by_day.items() if day in d.spreads},
-        on_hold={day: fingerprint for day, fingerprint in ledger.on_hold.items() if day in by_day},
+        on_hold={
+            day: input_digest for day, input_digest in ledger.on_hold.items() if day in by_day
+        },
     )
 
 
@@ -372,9 +368,7 @@ def _rewrite_days(
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
     for start in range(0, len(remaining_days), CHUNK_DAYS):
         days = remaining_days[start : start + CHUNK_DAYS]
-        frame = table.with_current_columns(
-            rows.where(any_window_condition(to_windows(days), table.partition))
-        )
+        frame = table.with_current_columns(rows.where(days_condition(days, table.partition)))
         files = writer.write_rows(frame, days, None, rebalance=True)
         staged.files |= files
         staged.source_files |= {day: frozenset(source_files[day]) for day in days}

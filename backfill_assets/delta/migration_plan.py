@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 
 import pyspark.sql.types as T
 
@@ -52,6 +53,26 @@ class Migration:
     retained_columns: set[str] = field(default_factory=set)
 
     @property
+    def table(self) -> Table:
+        """The declaration of the table."""
+        return self.ledger.table
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The columns and properties that the table has now."""
+        assert self.ledger.metadata is not None
+        return self.ledger.metadata
+
+    @cached_property
+    def stored(self) -> Mapping[str, T.StructField]:
+        """The columns that the table has now, by name."""
+        return {column.name: column for column in self.metadata.struct}
+
+    def change(self, text: str, days: frozenset[date] = frozenset()) -> None:
+        """Add a change; see `SchemaChange`."""
+        self.changes.append(SchemaChange(text, days))
+
+    @property
     def days(self) -> frozenset[date]:
         """The days to rewrite."""
         return frozenset().union(*(change.days for change in self.changes))
@@ -67,28 +88,22 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
 
     `nulls` has, by column of the table, the days with nulls and their number; None if unknown.
     """
-    assert ledger.metadata is not None
     migration = Migration(ledger)
-    table, metadata = ledger.table, ledger.metadata
-    _check_table(migration, table, metadata)
+    table, stored = ledger.table, migration.stored
+    _check_table(migration)
     if migration.refused:
         return migration
-    stored = {column.name: column for column in metadata.struct}
     for column in table.struct_type:
-        _plan_column(migration, table, column, stored, nulls)
-    _plan_dropped(migration, table, stored)
-    _plan_gaps(migration, table, metadata)
-    stored_order = [name for name in metadata.struct.names if name in table.columns]
+        _plan_column(migration, column, nulls)
+    _plan_dropped(migration)
+    _plan_gaps(migration)
+    stored_order = [name for name in stored if name in table.columns]
     if stored_order != [name for name in table.columns if name in stored] and not migration.days:
-        migration.changes.append(SchemaChange("the columns have another order"))
-    stored_version, declared_version = (
-        table_schema.read_schema_version(metadata),
-        table.schema_version,
-    )
+        migration.change("the columns have another order")
+    stored_version = table_schema.read_schema_version(migration.metadata)
+    declared_version = table.schema_version
     if stored_version < declared_version:
-        migration.changes.append(
-            SchemaChange(f"the schema has version {declared_version}, not {stored_version}")
-        )
+        migration.change(f"the schema has version {declared_version}, not {stored_version}")
     elif migration.changes:
         migration.refused.append(
             f"the model has schema_version {declared_version} as the table has, and the columns "
@@ -98,46 +113,34 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
     return migration
 
 
-def _check_table(migration: Migration, table: Table, metadata: TableMetadata) -> None:
+def _check_table(migration: Migration) -> None:
     """Add what cannot be changed in place in the table as a whole."""
+    table, metadata = migration.table, migration.metadata
     if (stored_version := table_schema.read_schema_version(metadata)) > table.schema_version:
         migration.refused.append(
             f"the table's schema has version {stored_version}, and this code has "
             f"{table.schema_version}: install the code that has it"
         )
-    if metadata.partitioned_by != (table.partition,):
-        columns = ", ".join(metadata.partitioned_by) or "nothing"
-        migration.refused.append(f"it is partitioned by {columns}, not by {table.partition}")
+    migration.refused.extend(table_schema.layout_differences(table, metadata))
     if None in set(migration.ledger.stored):
         migration.refused.append(f"it has rows without a {table.partition}: delete them")
-    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
-        migration.refused.append(
-            f"its columns have other names in the files (delta.columnMapping.mode {mode})"
-        )
 
 
 def _plan_column(
-    migration: Migration,
-    table: Table,
-    column: T.StructField,
-    stored: Mapping[str, T.StructField],
-    nulls: Mapping[str, Mapping[date, int | None]],
+    migration: Migration, column: T.StructField, nulls: Mapping[str, Mapping[date, int | None]]
 ) -> None:
     """Add the changes of a column of the model, or why the stored columns cannot give it.
 
     It also sets the column's source, which `_plan_dropped` reads.
     """
-    assert migration.ledger.metadata is not None
-    name, model = column.name, table.columns[column.name]
+    name, model, stored = column.name, migration.table.columns[column.name], migration.stored
     days = frozenset(migration.ledger.stored)
     old = renamed_from(model)
     source = name if name in stored else old if old in stored else None
     migration.sources[name] = source
     if source is None:
-        metadata = migration.ledger.metadata
-        is_back = table_schema.has_old_values(name, metadata) or name.lower() in map(
-            str.lower, stored
-        )
+        is_back = table_schema.has_old_values(name, migration.metadata)
+        is_back = is_back or name.lower() in map(str.lower, stored)
         if old is not None and not is_back:
             migration.refused.append(
                 f"column {name} is renamed from {old}, and the table has neither: migrate it with "
@@ -151,20 +154,18 @@ def _plan_column(
             )
         elif is_back:
             text = f"column {name} is there again, without its values from before it was dropped"
-            migration.changes.append(SchemaChange(text, days))
+            migration.change(text, days)
         else:
-            migration.changes.append(
-                SchemaChange(f"column {name} is added; it is null where nobody fills it")
-            )
+            migration.change(f"column {name} is added; it is null where nobody fills it")
         return
     stored_column = stored[source]
     if source != name:
-        migration.changes.append(SchemaChange(f"column {source} is renamed to {name}", days))
+        migration.change(f"column {source} is renamed to {name}", days)
         migration.relaxed_columns.add(source)
     if stored_column.dataType.simpleString() != column.dataType.simpleString():
         text = f"{stored_column.dataType.simpleString()} to {column.dataType.simpleString()}"
         if is_wider_type(stored_column.dataType, column.dataType):
-            migration.changes.append(SchemaChange(f"column {name} is widened from {text}", days))
+            migration.change(f"column {name} is widened from {text}", days)
         else:
             migration.refused.append(
                 f"column {name} would change from {text}, which does not hold all values as they "
@@ -173,7 +174,7 @@ def _plan_column(
     _plan_nullability(migration, column, stored_column, nulls.get(source, {}))
     comment = stored_column.metadata.get("comment")
     if comment != model.description and source == name:
-        migration.changes.append(SchemaChange(f"column {name} has another description"))
+        migration.change(f"column {name} has another description")
 
 
 def _plan_nullability(
@@ -183,13 +184,10 @@ def _plan_nullability(
     nulls: Mapping[date, int | None],
 ) -> None:
     """Add the change of a column to nullable or required; days with nulls forbid required."""
-    assert migration.ledger.metadata is not None
-    rule = f"delta.constraints.{stored_column.name}_required".lower()
-    required = not stored_column.nullable or rule in map(
-        str.lower, migration.ledger.metadata.properties
-    )
+    rule = f"{table_schema.CONSTRAINT}{stored_column.name}_required".lower()
+    required = not stored_column.nullable or rule in map(str.lower, migration.metadata.properties)
     if column.nullable and required:
-        migration.changes.append(SchemaChange(f"column {column.name} may be null"))
+        migration.change(f"column {column.name} may be null")
         migration.relaxed_columns.add(stored_column.name)
     if column.nullable or not stored_column.nullable:
         return
@@ -205,28 +203,26 @@ def _plan_nullability(
             "rebuild these days, or leave it nullable"
         )
     else:
-        migration.changes.append(
-            SchemaChange(f"column {column.name} is required; no day has a null in it")
-        )
+        migration.change(f"column {column.name} is required; no day has a null in it")
 
 
-def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
+def _plan_dropped(migration: Migration) -> None:
     """Add the drop of each stored column that is in the model neither by name nor as a source."""
     used = {*filter(None, migration.sources.values())}
-    for name in stored:
-        if name in table.columns or name in used:
+    for name in migration.stored:
+        if name in migration.table.columns or name in used:
             continue
-        days = len(migration.ledger.stored)
         text = f"column {name} is dropped"
-        if days:
+        if migration.ledger.stored:
             text += "; its values stay in data files until their days are written again"
-        migration.changes.append(SchemaChange(text))
+        migration.change(text)
         migration.relaxed_columns.add(name)
         migration.retained_columns.add(name)
 
 
-def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> None:
+def _plan_gaps(migration: Migration) -> None:
     """Plan the days on which a default must be written."""
+    table, metadata = migration.table, migration.metadata
     stored_gaps = json.loads(metadata.properties.get(table_schema.COLUMN_GAPS, "{}"))
     for name in table_schema.unfilled_columns(table, metadata):
         gap = gaps_of(table.columns)[name]
@@ -238,19 +234,16 @@ def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> N
             )
             continue
         days = frozenset(day for day in migration.ledger.stored if day < gap.since)
-        migration.changes.append(
-            SchemaChange(f"column {name} is {gap.default!r} before {gap.since}", days)
-        )
+        migration.change(f"column {name} is {gap.default!r} before {gap.since}", days)
 
 
 def properties_after(migration: Migration) -> dict[str, str]:
     """The properties of the table after the migration."""
-    assert migration.ledger.metadata is not None
-    table = migration.ledger.table
+    table = migration.table
     dropped_names = (
         set()
         if migration.rewrites_all_files
-        else table_schema.dropped_columns(migration.ledger.metadata) | migration.retained_columns
+        else table_schema.dropped_columns(migration.metadata) | migration.retained_columns
     )
     return {
         table_schema.SCHEMA_VERSION: str(table.schema_version),
@@ -261,26 +254,16 @@ def properties_after(migration: Migration) -> dict[str, str]:
 
 def properties_before(migration: Migration) -> dict[str, str]:
     """The properties to set before the columns change; empty if they are already set."""
-    assert migration.ledger.metadata is not None
-    dropped_names = json.loads(
-        migration.ledger.metadata.properties.get(table_schema.DROPPED_COLUMNS, "[]")
-    )
-    if migration.retained_columns <= set(dropped_names):
+    name = table_schema.DROPPED_COLUMNS
+    dropped_names = {*json.loads(migration.metadata.properties.get(name, "[]"))}
+    if migration.retained_columns <= dropped_names:
         return {}
-    return {
-        table_schema.DROPPED_COLUMNS: json.dumps(
-            sorted(migration.retained_columns.union(dropped_names))
-        )
-    }
+    return {name: json.dumps(sorted(migration.retained_columns | dropped_names))}
 
 
 def constraints_to_drop(migration: Migration) -> Iterator[str]:
     """The names of the constraints on columns whose name or nullability changes."""
-    assert migration.ledger.metadata is not None
-    begin = "delta.constraints."
-    for name, rule in migration.ledger.metadata.properties.items():
-        words = {word.lower() for word in re.findall(r"\w+", rule)}
-        if name.startswith(begin) and words & {
-            column.lower() for column in migration.relaxed_columns
-        }:
-            yield name.removeprefix(begin)
+    relaxed = {column.lower() for column in migration.relaxed_columns}
+    for name, rule in table_schema.stored_constraints(migration.metadata).items():
+        if relaxed & {word.lower() for word in re.findall(r"\w+", rule)}:
+            yield name

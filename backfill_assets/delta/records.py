@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any, Self
 
 import msgspec
 
-from backfill_assets.audit.verdicts import Severity, Verdict
+from backfill_assets.audit.verdicts import DayContent, DayMetrics, Severity, Verdict
 from backfill_assets.calendar.partitions import Window, from_ranges, to_ranges
 from backfill_assets.tables.table import Table
 
@@ -19,7 +20,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The code and inputs of a day's rows, where they differ from those of the commit.
 
     They differ after an undo, which restores rows of an older run, and after a switch-over, which
-    publishes rows of a shadow target.
+    publishes rows of a target.
 
     Attributes:
         code_version: code version of the table.
@@ -45,7 +46,7 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     Attributes:
         verdict: the worst severity of all checks.
         totals: sums by column, as text.
-        fingerprint: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
+        input_digest: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
         nulls: number of nulls by column; columns without nulls are left out.
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: by check that is not OK, its severity and text.
@@ -58,13 +59,19 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str
     verdict: str
     totals: Mapping[str, str] = msgspec.field(default_factory=dict)
-    fingerprint: str = msgspec.field(default="", name="input_digest")
+    input_digest: str = ""
     nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
     made_under: str = ""
     provenance: Provenance | None = None
+
+    @property
+    def content(self) -> DayContent:
+        """The content of the day, as published."""
+        totals = {name: Decimal(total) for name, total in self.totals.items()}
+        return DayContent(self.rows, totals, self.digest)
 
 
 #: Kinds of commits that compute no rows: a switch-over of all days of a target or of the first ones
@@ -95,8 +102,8 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         references: by name, the content of the unpartitioned inputs that the days were built from.
         spreads: by day and watched column, the number of rows in each bin; see `audit.profile`.
         accepts: of `ACCEPTED_CODE`, by the code version that computed them, the accepted days.
-        on_hold: of an undo and a canary, by day, the input fingerprint of rows that a person has
-            rejected. No schedule or sensor builds the day while its inputs have this fingerprint.
+        on_hold: of an undo and a canary, by day, the input digest of rows that a person has
+            rejected. No schedule or sensor builds the day while its inputs have this digest.
         alone: days of the commit that were computed alone as well, with the same rows; see
             `publish.compute`.
     """
@@ -246,52 +253,45 @@ class ExternalCommit:
     has_unknown_days: bool = False
 
 
-def _to_published_day(
-    verdict: Verdict,
-    fingerprint: str,
-    numbers: Mapping[str, Any],
-    made_under: str,
-    provenance: Provenance | None,
-) -> PublishedDay:
-    """The published day of a passed verdict."""
-    measured = verdict.metrics
-    return PublishedDay(
-        rows=measured.rows,
-        digest=measured.digest,
-        verdict=verdict.worst_severity.value,
-        totals={name: str(total) for name, total in measured.totals.items()},
-        fingerprint=fingerprint,
-        nulls={name: count for name, count in measured.nulls.items() if count},
-        entries={
-            name: count if isinstance(count, int) else str(count)
-            for name, count in verdict.expectation.entries.items()
-        },
-        findings={
-            finding.check: [finding.severity.value, finding.text]
-            for finding in verdict.findings
-            if finding.severity is not Severity.OK
-        },
-        numbers=numbers,
-        made_under=made_under,
-        provenance=provenance,
-    )
+#: A commit that may have changed rows: ours, or that of another writer.
+Commit = CommitRecord | ExternalCommit
+
+
+def encode_metrics(measured: DayMetrics) -> dict[str, Any]:
+    """The fields of a `PublishedDay` that depend on the columns of the rows."""
+    return {
+        "digest": measured.digest,
+        "totals": {name: str(total) for name, total in measured.totals.items()},
+        "nulls": {name: count for name, count in measured.nulls.items() if count},
+    }
 
 
 def to_published_days(
     verdicts: Iterable[Verdict],
-    fingerprints: Mapping[date, str],
+    input_digests: Mapping[date, str],
     numbers: Mapping[date, Mapping[str, Any]],
     made_under: Mapping[date, str],
     provenance: Mapping[date, Provenance],
 ) -> dict[date, PublishedDay]:
     """The published days of passed verdicts; the other arguments are by day, see `PublishedDay`."""
     return {
-        v.day: _to_published_day(
-            v,
-            fingerprints[v.day],
-            numbers.get(v.day, {}),
-            made_under.get(v.day, ""),
-            provenance.get(v.day),
+        v.day: PublishedDay(
+            rows=v.metrics.rows,
+            verdict=v.worst_severity.value,
+            input_digest=input_digests[v.day],
+            entries={
+                name: count if isinstance(count, int) else str(count)
+                for name, count in v.expectation.entries.items()
+            },
+            findings={
+                finding.check: [finding.severity.value, finding.text]
+                for finding in v.findings
+                if finding.severity is not Severity.OK
+            },
+            numbers=numbers.get(v.day, {}),
+            made_under=made_under.get(v.day, ""),
+            provenance=provenance.get(v.day),
+            **encode_metrics(v.metrics),
         )
         for v in verdicts
     }

@@ -6,7 +6,7 @@ migrations, see `migration_plan`, or need a rebuild.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pyspark.sql.types as T
@@ -86,6 +86,15 @@ def missing_columns(table: Table, metadata: TableMetadata) -> list[T.StructField
     ]
 
 
+def layout_differences(table: Table, metadata: TableMetadata) -> Iterator[str]:
+    """The differences in how files are laid out, which no change of columns mends."""
+    if metadata.partitioned_by != (table.partition,):
+        columns = ", ".join(metadata.partitioned_by) or "nothing"
+        yield f"it is partitioned by {columns}, not by {table.partition}"
+    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
+        yield f"its columns have other names in the files (delta.columnMapping.mode {mode})"
+
+
 def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
     """The differences that keep the table from taking rows of the model, one sentence each."""
     stored = {column.name: column for column in metadata.struct}
@@ -95,13 +104,7 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
         messages.append(
             f"its schema has version {stored_version}, and the code has {table.schema_version}"
         )
-    if metadata.partitioned_by != (table.partition,):
-        columns = ", ".join(metadata.partitioned_by) or "nothing"
-        messages.append(f"it is partitioned by {columns}, not by {table.partition}")
-    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
-        messages.append(
-            f"its columns have other names in the files (delta.columnMapping.mode {mode})"
-        )
+    messages += layout_differences(table, metadata)
     for name, column in declared.items():
         type_ = column.dataType.simpleString()
         if name not in stored:
@@ -114,7 +117,7 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
         elif (stored_type := stored[name].dataType.simpleString()) != type_:
             messages.append(f"column {name} is {stored_type}, not {type_}")
         elif column.nullable and (
-            not stored[name].nullable or f"delta.constraints.{name}_required" in metadata.properties
+            not stored[name].nullable or f"{CONSTRAINT}{name}_required" in metadata.properties
         ):
             messages.append(f"column {name} is required there, and may be null in the model")
     messages += [
@@ -180,13 +183,17 @@ _NO_RETRY = CommitProperties(max_commit_retries=0)
 
 def all_constraints(table: Table, metadata: TableMetadata | None) -> dict[str, str]:
     """By lower-case name, the SQL conditions of the model and of the table."""
-    properties = metadata.properties if metadata else {}
-    stored = {
+    stored = stored_constraints(metadata) if metadata else {}
+    return {**stored, **declared_constraints(table)}
+
+
+def stored_constraints(metadata: TableMetadata) -> dict[str, str]:
+    """By name, the SQL conditions of the table."""
+    return {
         name.removeprefix(CONSTRAINT): rule
-        for name, rule in properties.items()
+        for name, rule in metadata.properties.items()
         if name.startswith(CONSTRAINT)
     }
-    return {**stored, **declared_constraints(table)}
 
 
 def declared_constraints(table: Table) -> dict[str, str]:

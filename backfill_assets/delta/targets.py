@@ -1,4 +1,4 @@
-"""Shadow targets: tables cloned and built beside production, and the saved state of each target.
+"""Targets: tables cloned and built beside production, and the saved state of each target.
 
 A target has shallow clones of some tables. It reads all other tables from production, at the
 versions they had when the target was created, or last caught up.
@@ -76,8 +76,8 @@ class TargetComparison(BaseModel, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-class ShadowTarget(BaseModel, frozen=True):
-    """A shadow target: tables that are built beside production.
+class Target(BaseModel, frozen=True):
+    """A target: tables that are built beside production.
 
     Attributes:
         tables: the tables with a clone, inputs first.
@@ -134,7 +134,7 @@ class ShadowTarget(BaseModel, frozen=True):
             return deployment.table_url(table)
         return f"{target_folder(deployment, self.name)}/{self.generation}/{table}"
 
-    def fork_version(self, table: str) -> int:
+    def cloned_version(self, table: str) -> int:
         """The cloned version of a table; -1 if the table did not exist."""
         pin = self.pins.get(table)
         return -1 if pin is None else pin
@@ -198,7 +198,7 @@ def any_targets(deployment: Deployment) -> bool:
     return bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
 
 
-def load_target(deployment: Deployment, name: str) -> ShadowTarget:
+def load_target(deployment: Deployment, name: str) -> Target:
     """Load a target.
 
     Raises:
@@ -209,7 +209,7 @@ def load_target(deployment: Deployment, name: str) -> ShadowTarget:
         existing = ", ".join(list_targets(deployment)) or "none"
         raise TargetError(f"there is no target {name}; there are: {existing}")
     try:
-        target = ShadowTarget.model_validate_json(state_document.text)
+        target = Target.model_validate_json(state_document.text)
     except ValidationError as error:
         raise TargetError(
             f"target {name} was made by another version of backfill_assets: use that one to "
@@ -222,7 +222,7 @@ def _read_state(deployment: Deployment, name: str) -> delta_rs.Document | None:
     return delta_rs.read_document(f"{target_folder(deployment, name)}/{_STATE}")
 
 
-def save_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
+def save_target(deployment: Deployment, target: Target) -> Target:
     """Save a target's state if nobody changed it since its revision.
 
     Raises:
@@ -238,9 +238,7 @@ def save_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
     return target.model_copy(update={"revision": revision})
 
 
-def update_target(
-    deployment: Deployment, name: str, update: Callable[[ShadowTarget], ShadowTarget]
-) -> ShadowTarget:
+def update_target(deployment: Deployment, name: str, update: Callable[[Target], Target]) -> Target:
     """Update a target's state; retries when other commands change it at the same time.
 
     Raises:
@@ -252,7 +250,7 @@ def update_target(
     return save_target(deployment, update(load_target(deployment, name)))
 
 
-def raise_if_busy(target: ShadowTarget) -> None:
+def raise_if_busy(target: Target) -> None:
     """Raise if a target is being switched over, undone, or dropped.
 
     Raises:
@@ -282,12 +280,12 @@ def delete_target(deployment: Deployment, name: str) -> None:
     delete_folder(filesystem, path)
 
 
-def interrupted_switches(deployment: Deployment) -> list[ShadowTarget]:
+def interrupted_switches(deployment: Deployment) -> list[Target]:
     """The targets with an unfinished switch-over that is not being undone."""
     return [t for t in readable_targets(deployment) if t.switching and not t.undoing]
 
 
-def readable_targets(deployment: Deployment) -> Iterator[ShadowTarget]:
+def readable_targets(deployment: Deployment) -> Iterator[Target]:
     """The targets, except those that another version of this package made."""
     for name in list_targets(deployment):
         with suppress(TargetError):
@@ -314,7 +312,7 @@ def new_target(
     tables: Iterable[str],
     requested_days: Window,
     reason: str = "",
-) -> ShadowTarget:
+) -> Target:
     """The initial state of a target; nothing is written.
 
     Raises:
@@ -340,7 +338,7 @@ def new_target(
     newest = max(
         (day for table_name in tables for day in ledgers[table_name].published_days), default=None
     )
-    return ShadowTarget(
+    return Target(
         name=name,
         tables=tables,
         asked=tuple(to_ranges(requested_days)),
@@ -351,7 +349,7 @@ def new_target(
     )
 
 
-def create_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
+def create_target(deployment: Deployment, target: Target) -> Target:
     """Create a new target: clone its tables and save its state.
 
     Raises:
@@ -360,7 +358,7 @@ def create_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
     return save_target(deployment, clone_tables(deployment, target))
 
 
-def clone_tables(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
+def clone_tables(deployment: Deployment, target: Target) -> Target:
     """Clone the tables of a target at its pins; returns the target with the new generation.
 
     Raises:
@@ -402,7 +400,7 @@ def drop_target(deployment: Deployment, name: str) -> int:
     return removed
 
 
-def _delete_own_files(deployment: Deployment, target: ShadowTarget, table: str) -> int:
+def _delete_own_files(deployment: Deployment, target: Target, table: str) -> int:
     """Remove the data files of a table that no commit of production names; return their number.
 
     If commits of production are missing, the files they named are unknown: VACUUM removes them.

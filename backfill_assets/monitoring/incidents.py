@@ -8,7 +8,7 @@ from threading import Lock
 import dagster as dg
 
 from backfill_assets.audit.verdicts import Severity
-from backfill_assets.calendar.partitions import DAY, format_ranges, to_windows
+from backfill_assets.calendar.partitions import DAY, format_ranges
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
@@ -189,7 +189,7 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
         detail = (
             f"of version(s) {_version_ranges(ledger.missing_versions)} neither the commit nor a "
             f"copy is there any more; {len(days)} day(s) have no record of who published them, and "
-            f"from what: {', '.join(map(str, to_windows(days)))}. "
+            f"from what: {format_ranges(days)}. "
             f"{states.STATE_MEANINGS[states.DayState.UNRECORDED]}"
         )
         detail = "; ".join(filter(None, [detail, retention]))

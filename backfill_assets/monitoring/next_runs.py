@@ -24,7 +24,6 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.staleness.assess import assess, find_obstacles
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
@@ -382,7 +381,7 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
     Computing such a day again changes no row; if its code has not changed either, it is not even
     computed. A final day is allowed only in the latter case: no scheduled run may write it.
     """
-    final_by_table, ledgers = final_days(snapshot), snapshot.ledgers
+    ledgers = snapshot.ledgers
 
     @cache
     def published_days(table: str) -> frozenset[date]:
@@ -392,7 +391,8 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
 
     @cache
     def protected_days(table: str) -> set[date]:
-        final = assess(snapshot, table, final_by_table.get(table, ()), in_order=False)
+        final_days = snapshot.final_by_table.get(table, ())
+        final = assess(snapshot, table, final_days, in_order=False)
         return {day for day, assessment in final.items() if not assessment.is_current}
 
     def may_include(table: str, day: date) -> bool:

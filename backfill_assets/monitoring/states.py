@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.staleness.finality import final_days, finality_check
+from backfill_assets.audit.verdicts import rows_differ
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -137,11 +137,6 @@ class MonitoringSnapshot(Snapshot):
     def frozen_tables(self) -> list[str]:
         """The tables whose final days no schedule may change."""
         return [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
-
-    @cached_property
-    def final_by_table(self) -> Mapping[str, Collection[date]]:
-        """The final days, by table."""
-        return final_days(self)
 
     @cached_property
     def revoked_input_days(self) -> Mapping[str, Collection[date]]:
@@ -274,7 +269,7 @@ def describe_states(states: Mapping[date, DayState]) -> str:
     for state in DayState:
         days = [day for day, day_state in states.items() if day_state is state]
         if days and not state.is_good:
-            spans = ", ".join(map(str, to_windows(days)))
+            spans = format_ranges(days)
             lines.append(f"{state.value}: {spans} ({STATE_MEANINGS[state]})")
     return "\n".join(lines)
 
@@ -292,18 +287,17 @@ def changed_final_days(table: str, snapshot: MonitoringSnapshot) -> dict[date, s
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """
     ledger = snapshot.ledgers[table]
-    is_final = finality_check(snapshot)
     changes: dict[date, str] = {}
     frozen_digests: dict[date, str] = {}
     for record in ledger.records:
         for day, published in record.days.items():
             if record.by_person:
                 frozen_digests.pop(day, None)
-            if frozen_digests.get(day, published.digest) != published.digest:
+            if rows_differ(frozen_digests.get(day, published.digest), published.digest):
                 changes[day] = f"changed by {record.launched_by} in run {record.run_id}"
                 continue
             changes.pop(day, None)
-            if day in record.final or is_final(table, record.for_day(day), day):
+            if day in record.final or snapshot.is_final(table, record.for_day(day), day):
                 frozen_digests[day] = published.digest
     for other in ledger.external_commits:
         for day in other.days & frozen_digests.keys():

@@ -1,11 +1,11 @@
-"""Publish days of a shallow clone (fork) in its table, by the clone's own files and verdicts.
+"""Publish days of a shallow clone in its table, by the clone's own files and verdicts.
 
 Nothing is computed, read or copied: the audit has checked the rows when they were written to the
 clone, and data files do not change.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,8 @@ from backfill_assets.delta.data_files import DataFiles, count_rows, files_as_of
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.migrate import build_carried_record
-from backfill_assets.publish.types import DayResult, Outcome, restore_verdict
+from backfill_assets.publish.publication import result_from_record
+from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.spark.filesystems import open_store
 
 
@@ -27,7 +28,7 @@ class Origin:
 
     Attributes:
         provenances: by day.
-        other_inputs: by day whose inputs differ from those of the clone, its input fingerprint
+        other_inputs: by day whose inputs differ from those of the clone, its input digest
             in the receiving table.
     """
 
@@ -43,13 +44,13 @@ class ClonedDays:
         url: of the clone.
         ledger: of the clone.
         days: the days; the ledger has a record of each.
-        forked_at: the version of the clone's first commit; most files were added after it.
+        cloned_at: the version of the clone's first commit; most files were added after it.
     """
 
     url: str
     ledger: Ledger
     days: Set[date]
-    forked_at: int
+    cloned_at: int
 
     @cached_property
     def files(self) -> DataFiles:
@@ -59,7 +60,7 @@ class ClonedDays:
             PublishError: another writer changed the clone: row counts of files and commits differ.
         """
         table, version = self.ledger.table, self.ledger.version or 0
-        files = files_as_of(self.url, table, self.days, version, self.forked_at)
+        files = files_as_of(self.url, table, self.days, version, self.cloned_at)
         for day in self.days:
             rows, recorded_rows = (
                 count_rows(files.get(day, ())),
@@ -140,8 +141,15 @@ def adopt_files(
         }
         version = writer.commit(cloned.files, changed_days, metadata, current_ledger)
         if version is not None:
-            input_versions = {day: origin.provenances[day].inputs for day in days}
-            return [*_day_results(cloned.ledger, days, version, changed_days, input_versions)]
+            return [
+                replace(
+                    result_from_record(cloned.ledger, day),
+                    outcome=Outcome.WRITTEN if day in changed_days else Outcome.UNCHANGED,
+                    version=version,
+                    inputs=origin.provenances[day].inputs,
+                )
+                for day in days
+            ]
     raise PublishError(
         f"{writer.table.name} [{format_ranges(days)}]: other runs committed first {RACE_ATTEMPTS} "
         "times in a row. The table is as they left it. Ask again."
@@ -151,10 +159,7 @@ def adopt_files(
 def results_of_adopted(ledger: Ledger, days: Iterable[date]) -> list[DayResult]:
     """Return the results of days that the table has already adopted, from its ledger."""
     return [
-        result
-        for day in sorted(days)
-        for record in [ledger.latest[day]]
-        for result in _day_results(ledger, [day], record.version, [day], {day: record.inputs})
+        replace(result_from_record(ledger, day), outcome=Outcome.WRITTEN) for day in sorted(days)
     ]
 
 
@@ -183,21 +188,3 @@ def _adoption_metadata(
         ),
         "withdrawn": [],
     }
-
-
-def _day_results(
-    ledger: Ledger,
-    days: Sequence[date],
-    version: int,
-    changed: Collection[date],
-    inputs: Mapping[date, Mapping[str, int]],
-) -> Iterator[DayResult]:
-    """Yield the results of days from their records; only days in `changed` count as written."""
-    for day in days:
-        record = ledger.latest[day]
-        published = record.days[day]
-        outcome = Outcome.WRITTEN if day in changed else Outcome.UNCHANGED
-        verdict = restore_verdict(ledger.table, day, published)
-        yield DayResult(
-            outcome, verdict, version, published.numbers, inputs[day], record.reason_for_day(day)
-        )

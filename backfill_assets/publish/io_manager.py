@@ -28,10 +28,9 @@ from backfill_assets.audit.checks import (
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
-    any_window_condition,
+    days_condition,
     format_ranges,
     partitions_of_run,
-    to_windows,
 )
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
@@ -523,7 +522,7 @@ class DataFrameIOManager(DeltaIOManager):
     ) -> Iterator[Candidate]:
         """Yield the rows of an ordinary asset, without the days that lack an input.
 
-        All days have an empty fingerprint, so that none is skipped as current. Rows outside of the
+        All days have an empty input digest, so that none is skipped as current. Rows outside of the
         run's range are refused by the audit.
         """
         watch_session(rows.sparkSession)  # the asset had it before the publisher asks for it
@@ -548,7 +547,7 @@ class DataFrameIOManager(DeltaIOManager):
         computed = None
         if plan.reasons:
             days = {*map(date.fromisoformat, context.asset_partition_keys)} - plan.reasons.keys()
-            other_days = any_window_condition(to_windows(days), table.partition)
+            other_days = days_condition(days, table.partition)
             frame = rows.where(f"NOT ({other_days})") if other_days else rows
             computed = ComputedDays(frame, {}, scattered=True)
         yield Candidate(plan, computed)

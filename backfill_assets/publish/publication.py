@@ -80,15 +80,15 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
         **computed.numbers,
         **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
     }
-    fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
+    input_digests: Mapping[date, str] = {day: plan.input_digests[day] for day in days}
     verdicts, identical = audit.verdicts, set[date]()
     if plan.snapshot:
-        fingerprints, verdicts, identical = chain_days(plan, plan.snapshot, verdicts)
+        input_digests, verdicts, identical = chain_days(plan, plan.snapshot, verdicts)
     return AuditedDays(
         plan,
         replace(computed, numbers=numbers),
         frame,
-        fingerprints,
+        input_digests,
         {verdict.day: verdict for verdict in verdicts},
         identical,
         audit.histograms,
@@ -103,27 +103,27 @@ def chain_days(
     `verdicts` are those of each day by itself, in ascending order.
 
     Returns:
-        The input fingerprint of each day; the verdicts, of which none passes after a day that did
+        The input digest of each day; the verdicts, of which none passes after a day that did
         not pass; and the days that came out as they are published, if they were computed only as
         the day before had changed.
     """
     table, ledger = plan.table, plan.ledger
-    fingerprints: dict[date, str] = {}
+    input_digests: dict[date, str] = {}
     verdict_by_day: dict[date, Verdict] = {}
     identical: set[date] = set()
     for verdict in verdicts:
         day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
         content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
-        fingerprints[day] = snapshot.digest_following(table.name, day, content)
+        input_digests[day] = snapshot.digest_following(table.name, day, content)
         published = ledger.current_record(day)
-        if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
+        if day not in plan.requested and published and published.input_digest == input_digests[day]:
             identical.add(day)
         if previous and not previous.may_publish:
             problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
             expectation = verdict.expectation.with_problem(problem)
             (verdict,) = judge_days(table, [day], {day: verdict.metrics}, {day: expectation}, {})
         verdict_by_day[day] = verdict
-    return fingerprints, [*verdict_by_day.values()], identical
+    return input_digests, [*verdict_by_day.values()], identical
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class AuditedDays:
         plan: by which they were computed.
         computed: the result of the asset's function, with the audit's figures.
         frame: their rows, with the columns and types of the table.
-        fingerprints: by day, the input fingerprint.
+        input_digests: by day, the input digest.
         verdicts: of the audit.
         identical: days of a stateful table that came out as they are published, and were computed
             only as the day before had changed.
@@ -145,7 +145,7 @@ class AuditedDays:
     plan: types.ComputePlan
     computed: types.ComputedDays
     frame: DataFrame
-    fingerprints: Mapping[date, str]
+    input_digests: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
     identical: Collection[date] = ()
     histograms: Mapping[date, Histograms] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class AuditedDays:
             self,
             plan=plan,
             computed=replace(computed, numbers=self.computed.numbers),
-            fingerprints={day: plan.fingerprints[day] for day in plan.days},
+            input_digests={day: plan.input_digests[day] for day in plan.days},
             files={},
         )
 
@@ -231,7 +231,7 @@ class AuditedDays:
         plan, computed, reasons = self.plan, self.computed, self.reasons
         published = records.to_published_days(
             self.passed,
-            {**self.fingerprints, **computed.fingerprints},
+            {**self.input_digests, **computed.input_digests},
             computed.numbers,
             computed.made_under,
             computed.provenance,
@@ -337,7 +337,7 @@ def list_results(
 def _list_skipped_results(plan: types.ComputePlan) -> Iterator[types.DayResult]:
     """Yield the results of days that are not computed: identical, reverted or without an input."""
     ledger = plan.ledger
-    current = plan.fingerprints.keys() - plan.reasons.keys() - plan.refused.keys()
+    current = plan.input_digests.keys() - plan.reasons.keys() - plan.refused.keys()
     for day in current & ledger.latest.keys():
         yield result_from_record(ledger, day)
     text = (

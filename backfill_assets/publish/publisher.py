@@ -201,7 +201,7 @@ class Publisher(dg.IOManager):
         )
         return replace(
             plan,
-            fingerprints={day: a.digest for day, a in assessments.items() if not a.not_due},
+            input_digests={day: a.digest for day, a in assessments.items() if not a.not_due},
             reasons={
                 day: a.reason or assess.new_input_reason([table.name])
                 for day, a in assessments.items()

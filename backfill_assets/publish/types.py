@@ -113,12 +113,12 @@ class ComputePlan:
         writer: commits to the table.
         ledger: of the table; read before the inputs, so that older input never replaces newer.
         sources: the input tables.
-        fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
+        input_digests: by day, the input digest, see `staleness.input_digest`.
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
         not_due: by day that waits for lines which are still to come, the day on which it is due.
         requested: of a stateful table, the days that are not computed for an earlier day's sake.
-        snapshot: of a stateful table, what the fingerprint of a day follows from, given the day
+        snapshot: of a stateful table, what the input digest of a day follows from, given the day
             before.
     """
 
@@ -126,7 +126,7 @@ class ComputePlan:
     writer: Writer
     ledger: Ledger
     sources: Sequence[TableSnapshot]
-    fingerprints: Mapping[date, str]
+    input_digests: Mapping[date, str]
     reasons: Mapping[date, str]
     refused: Mapping[date, Expectation]
     requested: Container[date] = ()
@@ -198,7 +198,7 @@ class ComputedDays:
         numbers: by day, figures for the UI besides those of the audit.
         notes: what the commit records, if all days pass the audit.
         log_change: of a raw log, from what the impact of the commit is read.
-        fingerprints: by day, where the inputs turned out to be others than planned.
+        input_digests: by day, where the inputs turned out to be others than planned.
         made_under: by day, the digest of its settings, if not the current ones.
         provenance: by day, its code and inputs, if not those of this run.
         files: by day, data files that already hold the rows; other days are written.
@@ -210,7 +210,7 @@ class ComputedDays:
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     notes: CommitNotes = field(default_factory=CommitNotes)
     log_change: LogChange | None = None
-    fingerprints: Mapping[date, str] = field(default_factory=dict)
+    input_digests: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
     provenance: Mapping[date, Provenance] = field(default_factory=dict)
     files: DataFiles = field(default_factory=dict)
@@ -291,7 +291,7 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
     ]
     return Verdict(
         day,
-        DayMetrics(published.rows, nulls, 0, totals, published.digest),
+        DayMetrics(published.rows, totals, published.digest, nulls=nulls),
         Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )

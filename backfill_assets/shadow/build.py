@@ -1,4 +1,4 @@
-"""A shadow target's tables and days: which are stale, and their build beside production.
+"""A target's tables and days: which are stale, and their build beside production.
 
 The assets compute and audit the days as in any run. Dagster's instance gets no events, as no table
 of production changes.
@@ -26,7 +26,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.table_schema import read_schema_version
-from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.adopt import ClonedDays, Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -42,8 +42,8 @@ from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)
-class ForkDestination(Destination):
-    """The forks of a target: tables are read as the target sees them, and days go into its forks.
+class TargetDestination(Destination):
+    """The clones of a target: tables are read as the target sees them, and days go into its clones.
 
     Attributes:
         deployment: whose tables they are.
@@ -52,18 +52,18 @@ class ForkDestination(Destination):
     """
 
     deployment: Deployment
-    target: ShadowTarget
+    target: Target
     results: list[tuple[Table, DayResult]] = field(default_factory=list)
 
     merges = False
 
     @classmethod
-    def for_target(cls, deployment: Deployment, target: ShadowTarget) -> Self:
+    def for_target(cls, deployment: Deployment, target: Target) -> Self:
         """Return the destination of a target."""
         return cls(deployment.settings.warehouse, deployment, target)
 
     def url(self, table: Table) -> str:
-        """Location of a table: the fork, if the target has one."""
+        """Location of a table: the clone, if the target has one."""
         return self.target.table_url(self.deployment, table.name)
 
     def ledger(self, table: Table) -> Ledger:
@@ -71,7 +71,7 @@ class ForkDestination(Destination):
         return self.target.table_ledger(self.deployment, table.name)
 
     def data_url(self, table: Table) -> str:
-        """The production table's folder: a fork's data files are written there."""
+        """The production table's folder: a clone's data files are written there."""
         return self.deployment.table_url(table.name)
 
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
@@ -99,12 +99,12 @@ class StageResult(NamedTuple):
 
 def prepare_target(
     publisher: DeltaIOManager, deployment: Deployment, name: str, request: BackfillRequest
-) -> ShadowTarget:
+) -> Target:
     """Create the target, or let an existing one catch up and add the requested days.
 
     Raises:
         TargetError: it cannot be created like this, or exists with other tables.
-        ForkError: a table cannot be forked.
+        CloneError: a table cannot be cloned.
     """
     if name not in targets.list_targets(deployment):
         tables = target_tables(deployment, request.tables)
@@ -126,10 +126,8 @@ def prepare_target(
     )
 
 
-def catch_up(
-    publisher: DeltaIOManager, deployment: Deployment, target: ShadowTarget
-) -> ShadowTarget:
-    """Let a target see production as of now: fork its tables again, and keep the days it has built.
+def catch_up(publisher: DeltaIOManager, deployment: Deployment, target: Target) -> Target:
+    """Let a target see production as of now: clone its tables again, and keep its built days.
 
     Raises:
         TargetError: another writer has changed days that the target has built, or a table of it was
@@ -150,15 +148,15 @@ def catch_up(
     if all(pins[name] == target.pins[name] for name in target.tables):
         return targets.save_target(deployment, updated)
     updated = targets.clone_tables(deployment, updated)
-    shadow = publisher.with_destination(ForkDestination.for_target(deployment, updated))
+    target_publisher = publisher.with_destination(TargetDestination.for_target(deployment, updated))
     for name in target.tables:
         cloned, table = days_to_clone(deployment, target, name), tables[name]
         if cloned.days:
-            record = shadow.run_metadata(table, f"target {target.name}", {})
+            record = target_publisher.run_metadata(table, f"target {target.name}", {})
             adopt_files(
                 cloned,
-                shadow.writer(table),
-                partial(shadow.ledger, table),
+                target_publisher.writer(table),
+                partial(target_publisher.ledger, table),
                 record,
                 partial(
                     translate_origin,
@@ -173,43 +171,41 @@ def catch_up(
 
 def translate_origin(
     deployment: Deployment,
-    target: ShadowTarget,
-    fork: Ledger,
+    target: Target,
+    clone: Ledger,
     ledgers: Callable[[], Ledgers],
     days: Iterable[date],
 ) -> Origin:
-    """Provenance of days of a fork, for another log of the same table.
+    """Provenance of days of a clone, for another log of the same table.
 
     For an input that the target has too, its current version in the destination is named if it has
-    the same content for the day as the fork's input. Otherwise no version is named, and the day is
+    the same content for the day as the clone's input. Otherwise no version is named, and the day is
     stale. `ledgers` reads the ledgers of all tables at the destination.
     """
-    days, name, destination = sorted(days), fork.table.name, ledgers()
-    inputs = fork.table.inputs(deployment.policy)
+    days, name, destination = sorted(days), clone.table.name, ledgers()
+    inputs = clone.table.inputs(deployment.policy)
     # A stateful table reads its previous days, which are copied together with these days.
-    fork_contents = {(name, day): fork.content_key(day) for day in days}
-    fingerprints = input_digests(
-        inputs, destination, days, destination[name].references, fork_contents
-    )
-    differing_days = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
-    fork_ledgers = {table: target.table_ledger(deployment, table) for table in target.tables}
+    clone_contents = {(name, day): clone.content_key(day) for day in days}
+    digests = input_digests(inputs, destination, days, destination[name].references, clone_contents)
+    differing_days = {d for d in days if clone.latest[d].days[d].input_digest != digests[d]}
+    clone_ledgers = {table: target.table_ledger(deployment, table) for table in target.tables}
 
     def holds_same_input(day: date, table: str, version: int) -> bool:
-        """Whether an input has the same content for the day in the destination as in the fork."""
+        """Whether an input has the same content for the day in the destination as in the clone."""
         dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
         # The previous state of a stateful table may be from the same commit.
-        fork_version = fork.latest[day].version if table == name else version
-        past_ledgers = {table: fork_ledgers[table].as_of(fork_version)}
+        clone_version = clone.latest[day].version if table == name else version
+        past_ledgers = {table: clone_ledgers[table].as_of(clone_version)}
         made_from = input_digests(dependencies, past_ledgers, [day])
         return made_from == input_digests(
-            dependencies, destination, [day], content_overrides=fork_contents
+            dependencies, destination, [day], content_overrides=clone_contents
         )
 
     def input_versions(day: date) -> dict[str, int]:
         """The input versions to record; an input without one makes the day stale."""
         return {
             table: (destination[table].version or 0) if table in target.tables else version
-            for table, version in fork.latest[day].day_provenance(day).inputs.items()
+            for table, version in clone.latest[day].day_provenance(day).inputs.items()
             if table not in target.tables
             or day not in differing_days
             or holds_same_input(day, table, version)
@@ -217,14 +213,14 @@ def translate_origin(
 
     provenances = {
         day: msgspec.structs.replace(
-            fork.latest[day].day_provenance(day), inputs=input_versions(day)
+            clone.latest[day].day_provenance(day), inputs=input_versions(day)
         )
         for day in days
     }
-    return Origin(provenances, {day: fingerprints[day] for day in differing_days})
+    return Origin(provenances, {day: digests[day] for day in differing_days})
 
 
-def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]:
+def _requested_ranges(target: Target, current: Ledgers) -> tuple[str, ...]:
     """The requested days, extended to the newest day of production if the request is open-ended."""
     newest = max(
         (day for name in target.tables for day in current[name].published_days), default=None
@@ -239,7 +235,7 @@ def build_stages(
     publisher: DeltaIOManager,
     deployment: Deployment,
     assets: Sequence[dg.AssetsDefinition],
-    target: ShadowTarget,
+    target: Target,
     request: BackfillRequest,
 ) -> Iterator[StageResult]:
     """Build days into a target, stage by stage; stops after a stage with failed days.
@@ -247,12 +243,12 @@ def build_stages(
     Days of the target that are up to date are skipped, so an interrupted build continues.
 
     Raises:
-        TargetError: another command has forked its tables again meanwhile.
+        TargetError: another command has cloned its tables again meanwhile.
     """
-    destination = ForkDestination.for_target(deployment, target)
-    shadow = publisher.with_destination(destination)
+    destination = TargetDestination.for_target(deployment, target)
+    target_publisher = publisher.with_destination(destination)
     resources = {
-        IO_MANAGER_KEY: shadow.as_definition(),
+        IO_MANAGER_KEY: target_publisher.as_definition(),
         ENGINE_KEY: dg.ResourceDefinition.hardcoded_resource(publisher.engine),
     }
     graph = AssetGraph.from_assets(list(assets))
@@ -273,7 +269,7 @@ def build_stages(
                 raise_on_error=False,
             )
             failures = []
-            if failed := _missed_days(deployment, graph, target, shadow, result.run_id):
+            if failed := _missed_days(deployment, graph, target, target_publisher, result.run_id):
                 failures.append(failure_text(failed, "build the same into the target again"))
             if not result.success:
                 failures.append(run_failure_message(instance, result.run_id))
@@ -302,15 +298,17 @@ def build_stages(
 def _missed_days(
     deployment: Deployment,
     graph: AssetGraph,
-    target: ShadowTarget,
-    shadow: DeltaIOManager,
+    target: Target,
+    target_publisher: DeltaIOManager,
     run_id: str,
 ) -> dict[str, dict[date, str]]:
     """By table, the days that a run failed to publish, without days that cannot be built yet."""
-    failed = {name: by_day for name, by_day in shadow.failed_days(run_id).items() if by_day}
+    failed = {
+        name: by_day for name, by_day in target_publisher.failed_days(run_id).items() if by_day
+    }
     if not failed:
         return {}
-    stale = stale_days(deployment, graph, target, shadow.deployment.code, pinned=True)
+    stale = stale_days(deployment, graph, target, target_publisher.deployment.code, pinned=True)
     missed = {
         name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
         for name, by_day in failed.items()
@@ -363,7 +361,7 @@ def target_tables(deployment: Deployment, chosen: Sequence[str]) -> tuple[str, .
 def days_of_target(
     deployment: Deployment,
     graph: BaseAssetGraph,
-    target: ShadowTarget,
+    target: Target,
     only_days: partitions.Window | None = None,
 ) -> dict[str, list[date]]:
     """The days of each table of a target: requested days and the days downstream of them.
@@ -382,7 +380,7 @@ def days_of_target(
 def stale_days(
     deployment: Deployment,
     graph: BaseAssetGraph,
-    target: ShadowTarget,
+    target: Target,
     code: Code,
     only_days: partitions.Window | None = None,
     *,
@@ -400,12 +398,12 @@ def stale_days(
     }
     if not pinned:
         # For days that the target has not built, production's current days count.
-        forks = {name: ledgers[name] for name in target.tables}
+        clones = {name: ledgers[name] for name in target.tables}
         ledgers = {
             **ledgers,
             **{
-                name: SwitchedLedger.from_fork(fork, built_days(target, fork), production[name])
-                for name, fork in forks.items()
+                name: SwitchedLedger.from_clone(clone, built_days(target, clone), production[name])
+                for name, clone in clones.items()
             },
         }
     days = days_of_target(deployment, graph, target, only_days)
@@ -429,7 +427,7 @@ def stale_days(
 
 
 def describe_missing_days(
-    deployment: Deployment, graph: BaseAssetGraph, target: ShadowTarget, code: Code
+    deployment: Deployment, graph: BaseAssetGraph, target: Target, code: Code
 ) -> Iterator[str]:
     """One sentence for each table about requested days that the target has not built."""
     for name, forecasts in stale_days(deployment, graph, target, code, pinned=True).items():
@@ -438,14 +436,14 @@ def describe_missing_days(
             yield f"{name} [{partitions.format_ranges(missing)}] is not built ({reasons})"
 
 
-def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
+def built_days(target: Target, ledger: Ledger) -> set[date]:
     """The days of a table that the target has built, with changed rows or not."""
-    since = target.fork_version(ledger.table.name)
+    since = target.cloned_version(ledger.table.name)
     return {day for day, record in ledger.latest.items() if record.version > since}
 
 
 def days_to_clone(
-    deployment: Deployment, target: ShadowTarget, name: str, days: Iterable[date] | None = None
+    deployment: Deployment, target: Target, name: str, days: Iterable[date] | None = None
 ) -> ClonedDays:
     """The built days of a target's table, to be copied to another log of the table.
 
@@ -456,27 +454,27 @@ def days_to_clone(
     if days is not None:
         built.intersection_update(days)
     return ClonedDays(
-        target.table_url(deployment, name), ledger, frozenset(built), target.fork_version(name)
+        target.table_url(deployment, name), ledger, frozenset(built), target.cloned_version(name)
     )
 
 
-def refuse_migrated(deployment: Deployment, target: ShadowTarget, current: Ledgers) -> None:
-    """Raise if a table was migrated since its fork was made, as the fork has the old columns.
+def refuse_migrated(deployment: Deployment, target: Target, current: Ledgers) -> None:
+    """Raise if a table was migrated since its clone was made, as the clone has the old columns.
 
     Raises:
         TargetError: a table was; the target's days cannot be switched over any more.
     """
     problems = []
     for name in target.tables:
-        fork, production = target.table_ledger(deployment, name).metadata, current[name].metadata
+        clone, production = target.table_ledger(deployment, name).metadata, current[name].metadata
         if (
-            fork
+            clone
             and production
-            and (fork_version := read_schema_version(fork))
+            and (clone_version := read_schema_version(clone))
             != (version := read_schema_version(production))
         ):
             problems.append(
-                f"{name} (its schema has version {version}, and the fork's {fork_version})"
+                f"{name} (its schema has version {version}, and the clone's {clone_version})"
             )
     if problems:
         raise TargetError(
@@ -487,7 +485,7 @@ def refuse_migrated(deployment: Deployment, target: ShadowTarget, current: Ledge
         )
 
 
-def refuse_external_changes(deployment: Deployment, target: ShadowTarget, current: Ledgers) -> None:
+def refuse_external_changes(deployment: Deployment, target: Target, current: Ledgers) -> None:
     """Raise if another writer has changed days that a target has built, since it was pinned.
 
     Raises:

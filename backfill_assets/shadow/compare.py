@@ -1,4 +1,4 @@
-"""Compare a shadow target with production, table by table."""
+"""Compare a target with production, table by table."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import (
     ComparisonLimits,
-    ShadowTarget,
+    Target,
     TargetComparison,
     TargetError,
 )
@@ -44,7 +44,7 @@ def compare_target(
     deployment: Deployment,
     spark: SparkSession,
     graph: BaseAssetGraph,
-    target: ShadowTarget,
+    target: Target,
     code: Code,
     limits: ComparisonLimits | None = None,
 ) -> Comparison:
@@ -116,8 +116,8 @@ def row_change_ratio(report: diff.TableDiff) -> float:
 
 
 def require_comparison(
-    deployment: Deployment, target: ShadowTarget, limits: ComparisonLimits | None
-) -> ShadowTarget:
+    deployment: Deployment, target: Target, limits: ComparisonLimits | None
+) -> Target:
     """Require a comparison within limits before a switch-over; None to require none.
 
     Raises:
@@ -129,7 +129,7 @@ def require_comparison(
 
 def save_comparison(
     deployment: Deployment,
-    target: ShadowTarget,
+    target: Target,
     ledgers: Ledgers,
     limits: ComparisonLimits,
     problems: Collection[str],
@@ -151,11 +151,11 @@ def save_comparison(
 
 
 def refuse_uncompared(
-    deployment: Deployment, target: ShadowTarget, versions: Mapping[str, int], current: Ledgers
+    deployment: Deployment, target: Target, versions: Mapping[str, int], current: Ledgers
 ) -> None:
     """Raise if a required comparison of the target is missing, outdated or failed.
 
-    `versions` are the forks' versions to switch over, `current` the ledgers of production.
+    `versions` are the clones' versions to switch over, `current` the ledgers of production.
 
     Raises:
         TargetError: a required comparison has not passed; nothing was written.
@@ -178,7 +178,7 @@ def refuse_uncompared(
 
 
 def _missing_comparison(
-    target: ShadowTarget,
+    target: Target,
     limits: ComparisonLimits,
     versions: Mapping[str, int],
     published_since: str,
@@ -209,17 +209,17 @@ def _missing_comparison(
 
 
 def _days_published_since(
-    deployment: Deployment, target: ShadowTarget, current: Ledgers
+    deployment: Deployment, target: Target, current: Ledgers
 ) -> Iterator[str]:
     """Built days of a target that other runs have published in production since, by table."""
     for name in target.tables:
-        days = _published_by_others(current[name].records, target, target.fork_version(name))
+        days = _published_by_others(current[name].records, target, target.cloned_version(name))
         if rewritten := days & built_days(target, target.table_ledger(deployment, name)):
             yield f"{name} [{format_ranges(rewritten)}]"
 
 
 def _published_by_others(
-    records: Collection[CommitRecord], target: ShadowTarget, since: int
+    records: Collection[CommitRecord], target: Target, since: int
 ) -> set[date]:
     """Days written after the version `since`, except by the target's switch-over or its undo."""
     return {

@@ -1,4 +1,4 @@
-"""Switch a shadow target over to production by metadata commits, and undo a switch-over.
+"""Switch a target over to production by metadata commits, and undo a switch-over.
 
 The target's state records a running switch-over, so the same command resumes it. It is undone like
 a backfill.
@@ -30,7 +30,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.table_schema import schema_differences
-from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import ClonedDays, adopt_files, results_of_adopted
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -173,7 +173,7 @@ def _read_marks(deployment: Deployment) -> Iterator[_UndoMark]:
                 yield _UndoMark.model_validate_json(text)
 
 
-def _switch_ids(target: ShadowTarget) -> list[str]:
+def _switch_ids(target: Target) -> list[str]:
     return [target.name, *(f"{target.name}-{n + 1}" for n in range(target.switches))]
 
 
@@ -204,7 +204,7 @@ def refuse_undo(
             raise _active_switch_error(name, runs)
 
 
-def _find_target(deployment: Deployment, names: Collection[str]) -> ShadowTarget | None:
+def _find_target(deployment: Deployment, names: Collection[str]) -> Target | None:
     targets_by_id = {
         id_: target
         for target in targets.readable_targets(deployment)
@@ -213,7 +213,7 @@ def _find_target(deployment: Deployment, names: Collection[str]) -> ShadowTarget
     return next((targets_by_id[id_] for id_ in names if id_ in targets_by_id), None)
 
 
-def _refuse_partial_undo(target: ShadowTarget, name: str, days: Container[date] | None) -> None:
+def _refuse_partial_undo(target: Target, name: str, days: Container[date] | None) -> None:
     """Raise `TargetError` for a part of a running switch-over, or if another undo has not ended."""
     is_whole = days is None and name in (target.name, target.switch_id)
     if target.switching and not is_whole:
@@ -236,7 +236,7 @@ def _active_switch_error(name: str, runs: Sequence[str]) -> TargetError:
 def _begin_undo(
     deployment: Deployment,
     instance: dg.DagsterInstance,
-    target: ShadowTarget,
+    target: Target,
     name: str,
     days: Container[date] | None,
 ) -> bool:
@@ -255,13 +255,13 @@ def _begin_undo(
     return bool(target.undoing)
 
 
-def _cancel_undo(deployment: Deployment, target: ShadowTarget) -> None:
+def _cancel_undo(deployment: Deployment, target: Target) -> None:
     targets.update_target(
         deployment, target.name, lambda current: current.model_copy(update={"undoing": ""})
     )
 
 
-def _end_undo(deployment: Deployment, target: ShadowTarget) -> None:
+def _end_undo(deployment: Deployment, target: Target) -> None:
     """Record the end of an undo, and save the consistent versions of the tables.
 
     An unfinished switch-over is undone as a whole, so it ends too.
@@ -307,7 +307,7 @@ def is_mixed(deployment: Deployment) -> bool:
     )
 
 
-def _has_other_rows(deployment: Deployment, target: ShadowTarget) -> bool:
+def _has_other_rows(deployment: Deployment, target: Target) -> bool:
     """Whether any day has other rows in production than in the target."""
     ledgers = read_ledgers(deployment)
     # Tables that are no longer declared do not count.
@@ -316,7 +316,7 @@ def _has_other_rows(deployment: Deployment, target: ShadowTarget) -> bool:
     return any(cloned.changed_days(cloned.days, current) for cloned, current in pairs)
 
 
-def has_days_in_production(deployment: Deployment, target: ShadowTarget) -> bool:
+def has_days_in_production(deployment: Deployment, target: Target) -> bool:
     """Whether production has any day with the rows of the target."""
     ledgers = read_ledgers(deployment)
     for name in target.tables:
@@ -386,7 +386,7 @@ def switch_over(
 def _publish_days(
     publisher: DeltaIOManager,
     deployment: Deployment,
-    target: ShadowTarget,
+    target: Target,
     cloned: ClonedDays,
     record: Mapping[str, Any],
 ) -> list[DayResult]:
@@ -422,10 +422,10 @@ def _publish_days(
     return sorted(results, key=lambda result: result.day)
 
 
-def _end_switch(deployment: Deployment, target: ShadowTarget) -> None:
+def _end_switch(deployment: Deployment, target: Target) -> None:
     """Record the end of a switch-over, and save the consistent versions of the tables."""
 
-    def mark_ended(current: ShadowTarget) -> ShadowTarget:
+    def mark_ended(current: Target) -> Target:
         is_same_switch = current.switch_id == target.switch_id
         return current.model_copy(update={"switching": False}) if is_same_switch else current
 
@@ -433,7 +433,7 @@ def _end_switch(deployment: Deployment, target: ShadowTarget) -> None:
     save_consistent_versions(deployment, deployment.today)
 
 
-def _refuse_other_columns(deployment: Deployment, target: ShadowTarget) -> None:
+def _refuse_other_columns(deployment: Deployment, target: Target) -> None:
     """Raise if this code declares other tables or columns than the code that began the switch-over.
 
     Raises:
@@ -461,10 +461,10 @@ def _begin_switch(
     deployment: Deployment,
     graph: BaseAssetGraph,
     code: Code,
-    target: ShadowTarget,
+    target: Target,
     reason: str,
     only_days: Window | None,
-) -> ShadowTarget:
+) -> Target:
     """Check that the days can be switched over, and mark the target as switching.
 
     Raises:
@@ -472,7 +472,7 @@ def _begin_switch(
         PublishError: files of the target are deleted; nothing was written.
     """
     current = read_ledgers(deployment)
-    # All checks are about these versions of the forks, and these are switched over.
+    # All checks are about these versions of the clones, and these are switched over.
     versions = {name: target.table_ledger(deployment, name).version or 0 for name in target.tables}
     build.refuse_migrated(deployment, target, current)
     build.refuse_external_changes(deployment, target, current)

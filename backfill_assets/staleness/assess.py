@@ -174,9 +174,9 @@ def recompute_reason(
     if published is None:
         return "external commit"
     reasons = []
-    if not published.fingerprint:
+    if not published.input_digest:
         reasons.append(input_change or "input not on record")
-    elif published.fingerprint != digest:
+    elif published.input_digest != digest:
         reasons.append(input_change or new_input_reason(_new_inputs(snapshot, table, day)))
     code_version = snapshot.code_versions.get(table, latest.code_version)
     if latest.code_version != code_version:
@@ -222,16 +222,16 @@ def new_input_reason(names: Sequence[str]) -> str:
     return f"new input: {', '.join(names)}" if names else "new input"
 
 
-def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
+def days_on_hold(ledger: Ledger, input_digests: Mapping[date, str]) -> set[date]:
     """Return the days that a person put on hold and whose inputs have not changed since.
 
     Of a stateful table, also the days on hold that follow such a day without a gap: they were built
     from it.
     """
     held_days: set[date] = set()
-    for day in sorted(ledger.on_hold.keys() & fingerprints.keys()):
+    for day in sorted(ledger.on_hold.keys() & input_digests.keys()):
         follows_held_day = carries_state(ledger.table) and day - DAY in held_days
-        if follows_held_day or ledger.on_hold[day] == fingerprints[day]:
+        if follows_held_day or ledger.on_hold[day] == input_digests[day]:
             held_days.add(day)
     return held_days
 

@@ -4,33 +4,34 @@ Whether a day is final follows from the commits of the raw logs and of the table
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency
 
+#: Tells of a table, a record and a day whether the record's rows of the day are final.
+FinalityCheck = Callable[[str, CommitRecord, date], bool]
 
-def final_days(snapshot: Snapshot, among: Container[date] | None = None) -> dict[str, set[date]]:
-    """Return the final days of all tables that close, restricted to `among` if given.
+
+def final_days(graph: Graph, ledgers: Ledgers, is_final: FinalityCheck) -> dict[str, set[date]]:
+    """Return the final days of all tables that close.
 
     A day is final if its latest record was built after its window had closed, or if the window
     closed later by commits that did not change the day.
     """
-    is_final = finality_check(snapshot)
     return {
         name: {
             day
-            for day, record in snapshot.ledgers[name].latest.items()
-            if (among is None or day in among)
+            for day, record in ledgers[name].latest.items()
             if day in record.final or is_final(name, record, day)
         }
-        for name in snapshot.graph.closing_tables
+        for name in graph.closing_tables
     }
 
 
@@ -76,14 +77,13 @@ def _completed_log_days(raw: Ledger) -> Iterator[tuple[CommitRecord, frozenset[d
         yield record, new, settled
 
 
-def finality_check(snapshot: Snapshot) -> Callable[[str, CommitRecord, date], bool]:
-    """Return a function of table, record and day: whether the record's rows of the day are final.
+def finality_check(graph: Graph, ledgers: Ledgers) -> FinalityCheck:
+    """Return the check of a graph's tables; it needs the ledgers of all tables upstream.
 
     Table that reads a raw log: the day's window has closed, and the record was built from the last
     commit that changed the day up to the closing one, or from a later one. Other tables: the input
     days that decide the day were final. A stateful table goes back to its first day.
     """
-    graph, ledgers = snapshot.graph, snapshot.ledgers
     closing_versions = {
         log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources
     }

@@ -78,9 +78,7 @@ def impact_of(
     if not changed:
         return ChangeImpact()
     first_days = frozenset(passed.keys() - published_days)
-    changed_days = partitions.any_window_condition(
-        partitions.to_windows(changed), source.raw.partition
-    )
+    changed_days = partitions.days_condition(changed, source.raw.partition)
     changed_rows = sum(
         verdict.metrics.rows + (before.ledger.rows_of(verdict.day) or 0)
         for verdict in verdicts
@@ -109,7 +107,7 @@ def impact_of(
         current = previous.where(f"NOT ({changed_days})").unionByName(new_versions)
         spans = _event_days_by_log_day(source, current)
         event_days, current_days = _changed_event_days(source, previous, current, policy)
-        # Changes of the log by other writers are in no fingerprint of an earlier build.
+        # Changes of the log by other writers are in no input digest of an earlier build.
         foreign_days = {
             day for day in changed & published_days if before.ledger.current_record(day) is None
         }

@@ -1,7 +1,7 @@
-"""Input fingerprints: a digest of what a day is built from, also for hypothetical inputs.
+"""Input digests: a digest of what a day is built from, also for hypothetical inputs.
 
-Pure functions over ledgers. Days with the same fingerprint, code and settings have the same rows,
-so a day with an unchanged fingerprint need not be computed again.
+Pure functions over ledgers. Days with the same input digest, code and settings have the same rows,
+so a day with an unchanged input digest need not be computed again.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def input_digests(
     references: Mapping[str, str | None] | None = None,
     content_overrides: Mapping[tuple[str, date], str] | None = None,
 ) -> dict[date, str]:
-    """Return the input fingerprints of days of a table.
+    """Return the input digests of days of a table.
 
     `content_overrides` replaces published content, by input and day.
     """
@@ -94,9 +94,9 @@ class SwitchedLedger(Ledger):
     production: Ledger
 
     @classmethod
-    def from_fork(cls, fork: Ledger, built_days: Iterable[date], production: Ledger) -> Self:
+    def from_clone(cls, clone: Ledger, built_days: Iterable[date], production: Ledger) -> Self:
         """Combine the ledger of a clone with that of its table."""
-        return cls(**_ledger_fields(fork), built_days=frozenset(built_days), production=production)
+        return cls(**_ledger_fields(clone), built_days=frozenset(built_days), production=production)
 
     def content_key(self, day: date) -> str:
         """Return the content of a day as text: of the clone if built there, else of production."""

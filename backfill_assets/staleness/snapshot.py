@@ -7,12 +7,14 @@ of a comparison are other snapshots of this type.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from typing import Self
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
+from backfill_assets.staleness.finality import FinalityCheck, final_days, finality_check
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
@@ -66,6 +68,20 @@ class Snapshot:
     def policy(self) -> Policy:
         """The late-data policy of the deployment."""
         return self.graph.policy
+
+    @cached_property
+    def is_final(self) -> FinalityCheck:
+        """Tells of a table, a record and a day whether the record's rows of the day are final."""
+        return finality_check(self.graph, self.ledgers)
+
+    @cached_property
+    def final_by_table(self) -> Mapping[str, set[date]]:
+        """The final days of all tables that close.
+
+        It needs the ledgers of all tables upstream, and `assess` those of the direct inputs only,
+        which are all that a run reads. So it is no field of `DayAssessment`.
+        """
+        return final_days(self.graph, self.ledgers, self.is_final)
 
     def inputs_of(self, table: str) -> Inputs:
         """Return the inputs of a table."""

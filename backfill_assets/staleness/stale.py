@@ -23,7 +23,6 @@ from backfill_assets.staleness.assess import (
     find_obstacles,
     follow_days,
 )
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
@@ -84,7 +83,7 @@ def find_stale_days(snapshot: Snapshot) -> StaleDays:
 
     A day is behind if a commit of an input changed what the day is built from, and the day was last
     published from an older version of that input, or never. It is also behind if an unpartitioned
-    input has changed. It is not behind if its input fingerprint is that of its publication, or that
+    input has changed. It is not behind if its input digest is that of its publication, or that
     of rows which a person decided against. Days of retired tables are never behind.
 
     The last answer is cached until there is a new commit: a sensor asks every few seconds, and ten
@@ -118,11 +117,11 @@ _last_answer: list[_LastAnswer] = []
 
 def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
     """Compute the answer of `find_stale_days`, which caches it."""
+    closed = snapshot.final_by_table
     graph, ledgers, today = snapshot.graph, snapshot.ledgers, snapshot.today
     with_settings = Snapshot(graph, ledgers, today, config_digests=snapshot.config_digests)
     # Days of other code or settings are current, until a person launches them.
     snapshot = Snapshot(graph, ledgers, today)
-    closed = final_days(snapshot)
     open_days: dict[str, dict[date, StaleReason]] = defaultdict(dict)
     final: dict[str, dict[date, StaleReason]] = defaultdict(dict)
     on_hold: dict[str, set[date]] = defaultdict(set)

@@ -27,11 +27,11 @@ class UnloadedDays:
     """The landing folders compared with what the raw log was loaded from.
 
     Attributes:
-        days_to_load: log days to load, each with a fingerprint of its files.
+        days_to_load: log days to load, each with an input digest of its files.
         missing_days: log days that are due and have no folder.
         files_on_hold: by log day, files that were replaced by ones that lack orders, and wait for
             a person to accept them.
-        fingerprints: by log day, that of the files it would be loaded from now.
+        input_digests: by log day, that of the files it would be loaded from now.
         last_expected: the last log day that is requested although nothing has landed for it.
         strays: names of files and folders beside the folders of arrival days.
         reverted_days: log days that lack files which a person reverted and that still lie there.
@@ -43,7 +43,7 @@ class UnloadedDays:
     days_to_load: Mapping[date, str] = field(default_factory=dict)
     missing_days: frozenset[date] = frozenset()
     files_on_hold: Mapping[date, Sequence[str]] = field(default_factory=dict)
-    fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
+    input_digests: Mapping[date, str] = field(default_factory=dict, compare=False)
     last_day_requested: date = field(default=date.max, compare=False)
     strays: Sequence[str] = field(default=(), compare=False)
     reverted_days: frozenset[date] = frozenset()
@@ -66,7 +66,7 @@ def find_unloaded_days(
             days far after the newest landed one: then the source is silent or the clock is wrong,
             and more empty days would not help.
     """
-    loaded, days_to_load, missing_days, files_on_hold, fingerprints = (
+    loaded, days_to_load, missing_days, files_on_hold, input_digests = (
         loaded_manifests(raw),
         {},
         set(),
@@ -85,7 +85,7 @@ def find_unloaded_days(
     log_days += [day for day in known_days if day in log_window]
     for day, planned in load_targets(loaded, listing, sorted(log_days), policy).items():
         loaded_manifest = loaded.get(day)
-        fingerprint = fingerprints[day] = planned.manifest.content_digest()
+        input_digest = input_digests[day] = planned.manifest.content_digest()
         never_published = day not in raw.published_days and day not in raw.revocations
         if (
             loaded_manifest is None
@@ -103,18 +103,18 @@ def find_unloaded_days(
         ):
             missing_days.add(day)
         if load_manifest.needs_reload(loaded_manifest, planned):
-            days_to_load[day] = fingerprint
+            days_to_load[day] = input_digest
             if not load_manifest.has_news(loaded_manifest, planned):
                 days_without_news.add(day)
-        elif rejected is not None and _lacks_load(rejected, day, fingerprint):
-            days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
+        elif rejected is not None and _lacks_load(rejected, day, input_digest):
+            days_to_load[day] = f"{input_digest}+{rejected.table.name}"
         elif loaded_manifest is not None and loaded_manifest.lacks_reverted_files:
             reverted_days.add(day)
     return UnloadedDays(
         days_to_load,
         frozenset(missing_days),
         files_on_hold,
-        fingerprints,
+        input_digests,
         last_expected,
         listing.strays,
         frozenset(reverted_days),
@@ -223,15 +223,15 @@ def loaded_manifests(raw: Ledger) -> dict[date, load_manifest.LoadManifest]:
     return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
 
 
-def _lacks_load(rejected: Ledger, day: date, fingerprint: str) -> bool:
+def _lacks_load(rejected: Ledger, day: date, input_digest: str) -> bool:
     """Return whether the rejected lines of a day were not published from these landed files.
 
-    A day that was undone stays undone; a record without a fingerprint counts as up to date.
+    A day that was undone stays undone; a record without an input digest counts as up to date.
     """
     published = rejected.current_record(day)
     if published is None:
         return day not in rejected.revocations
-    return published.fingerprint not in ("", fingerprint)
+    return published.input_digest not in ("", input_digest)
 
 
 @dataclass(frozen=True)

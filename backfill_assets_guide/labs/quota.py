@@ -108,7 +108,7 @@ def quota_lab(lab: Lab) -> None:
         "plan: no such orders are loaded, and nobody is asked."
     )
     ledgers = {name: Ledger(table) for name, table in tables_of(pipeline.settings).items()}
-    rows_of_day = DayMetrics(_ROWS, {}, 0, {}, "")
+    rows_of_day = DayMetrics(_ROWS, {}, "")
     staged = ledgers["stg_orders"].table
     ledgers[staged.name] = Ledger(staged, 0, measured=dict.fromkeys(_PLANNED, rows_of_day))
     fates = dict.fromkeys(_PLANNED, DayForecast(DayOutcome.COMPUTED, "never published"))

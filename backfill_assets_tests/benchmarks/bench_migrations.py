@@ -34,7 +34,7 @@ def measure_migrations(engine: Engine, root: Path, days: int) -> None:
         (date_, "a", n, Decimal(n), 0.5, f"note {n}") for n, date_ in enumerate(all_days, start=1)
     ]
     frame = engine.spark_session.createDataFrame(rows, BEFORE.struct_type)
-    publish_frame(pipeline, frame, window(1, days), table=BEFORE, fingerprint="this")
+    publish_frame(pipeline, frame, window(1, days), table=BEFORE, input_digest="this")
     files = set(load_log(url).file_uris())
     fewer = make_table(2, note=None)
     took = time_work("a column dropped", lambda: list(migrate_table(make_writer(pipeline, fewer))))

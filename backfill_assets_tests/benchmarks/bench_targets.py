@@ -44,10 +44,10 @@ def measure_shadows(engine: Engine, root: Path, days: int) -> None:
     whole = _folder_size(production.warehouse)
     _build_target(after, "few", last - (_FEW - 1) * DAY, last, ("scores",))
     written = _folder_size(production.warehouse) - whole
-    forks = _folder_size(production.warehouse / "_targets")
+    clones = _folder_size(production.warehouse / "_targets")
     print_result(
         f"shadow of {_FEW} days of {days:,}",
-        f"{written:,} bytes written, of which logs {forks:,}; the tables have {whole:,}",
+        f"{written:,} bytes written, of which logs {clones:,}; the tables have {whole:,}",
     )
     time_work("all days built", lambda: _build_target(after, _NAME, first, last, ()))
     seconds = time_work("switched over", lambda: _switch_target(after))

@@ -23,7 +23,8 @@ from backfill_assets.backfills.exports import MANIFEST, export_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta import targets
 from backfill_assets.delta.commits import Writer
-from backfill_assets.delta.ledger_reader import VERSIONS_FILE, read_ledgers, save_versions
+from backfill_assets.delta.consistent_versions import VERSIONS_FILE, save_versions
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import ComparisonLimits

@@ -201,12 +201,11 @@ def make_done_days() -> Iterator[DayResult]:
     for n, outcome in enumerate(Outcome, 1):
         measured = DayMetrics(
             2,
-            {"customer_id": 1},
-            1,
             {"revenue": Decimal(1)},
             "d",
-            {},
-            {"offends": Violation(1, "")},
+            1,
+            nulls={"customer_id": 1},
+            violations={"offends": Violation(1, "")},
         )
         expectation = Expectation({"rows": 2}, figures={"drift": {"drift of orders": 0.1}})
         names = ["offends", "drift", *FACT.check_descriptions]

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
+from backfill_assets.audit.verdicts import DayContent
 from backfill_assets.backfills import accept_code as acceptance
 from backfill_assets.backfills import exports, state_store, undo, verify
 from backfill_assets.backfills.accept_code import AcceptanceRefusedError, AcceptedCode
@@ -24,17 +25,17 @@ from backfill_assets.backfills.backfill_plan import (
     Stage,
     TableForecast,
 )
-from backfill_assets.backfills.diff import ColumnDrift, DayDiff, DayFigures, RowDiff, TableDiff
+from backfill_assets.backfills.diff import ColumnDrift, DayDiff, RowDiff, TableDiff
 from backfill_assets.backfills.downstream import UndoScope
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.backfills.state_store import BackfillState
-from backfill_assets.backfills.verify import DaySummary, VerifiedDay, VerifyOutcome
+from backfill_assets.backfills.verify import VerifiedDay, VerifyOutcome
 from backfill_assets.cli import backfill, main, outcomes
 from backfill_assets.cli import backfill as plan_commands
 from backfill_assets.cli.runs import JobRun
 from backfill_assets.delta import delta_rs, targets
 from backfill_assets.delta.read_check import ReadCheck
-from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
+from backfill_assets.delta.targets import ComparisonLimits, Target, TargetComparison
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
 from backfill_assets.imports.external_table import NewData
@@ -237,8 +238,8 @@ def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def filled_reports() -> list[TableDiff]:
     """A day that was added, one that is missing, and one that has changed."""
-    keyless = DayFigures(2, None, {"orders": 2, "revenue": Decimal("1.00")}, "a")
-    keyed = DayFigures(3, 3, {"orders": 3, "revenue": Decimal("2.00")}, "b")
+    keyless = DayContent(2, {"orders": 2, "revenue": Decimal("1.00")}, "a")
+    keyed = DayContent(3, {"orders": 3, "revenue": Decimal("2.00")}, "b", 3)
     days = [
         DayDiff(JAN[0], (None, 1), None, keyed),
         DayDiff(JAN[1], (0, None), keyed, None),
@@ -261,7 +262,7 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = TargetComparison(generation="g", versions={}, pins={}, bounds=ComparisonLimits())
-    target = ShadowTarget(
+    target = Target(
         name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
     )
     settings = load_settings()
@@ -327,7 +328,7 @@ def take_imports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = DaySummary(2, {"orders": "2"}, "d")
+    content = DayContent(2, {"orders": 2}, "d")
     verified = [
         VerifiedDay(FACT.name, JAN[0], VerifyOutcome.DIFFERS, "why", content, content, content),
         VerifiedDay(FACT.name, JAN[1], VerifyOutcome.NOT_PUBLISHED),

@@ -95,7 +95,7 @@ def ledger(table: Table, *records: CommitRecord, external: Iterable[ExternalComm
 
 def make_measured(rows: Mapping[date, int]) -> dict[date, DayMetrics]:
     """Rows by day as a table's log counts them."""
-    return {d: DayMetrics(count, {}, 0, {}, "") for d, count in rows.items()}
+    return {d: DayMetrics(count, {}, "") for d, count in rows.items()}
 
 
 def ledgers(*filled: Ledger) -> dict[str, Ledger]:

@@ -45,13 +45,13 @@ class InventedRuns:
             code: the version of the code.
             same: those of them whose rows are the same as before.
             revoked: days that are published no more.
-            more: arguments of `record`, and `numbers`, `nulls` and `fingerprint` of each day.
+            more: arguments of `record`, and `numbers`, `nulls` and `input_digest` of each day.
         """
         name, published = table.name, days(*spans)
         inputs = self.deployment.graph.inputs[name]
         ledger = self.ledgers[name]
         version = 0 if ledger.version is None else ledger.version + 1
-        of_day = {key: more.pop(key) for key in ("numbers", "nulls", "fingerprint") if key in more}
+        of_day = {key: more.pop(key) for key in ("numbers", "nulls", "input_digest") if key in more}
         versions = {
             dependency.source.name: source.version
             for dependency in inputs
@@ -77,7 +77,7 @@ class InventedRuns:
             d: msgspec.structs.replace(
                 built_day,
                 digest=ledger.latest[d].days[d].digest if d in same else built_day.digest,
-                **{"fingerprint": digests[d], **of_day},
+                **{"input_digest": digests[d], **of_day},
             )
             for d, built_day in commit.days.items()
         }

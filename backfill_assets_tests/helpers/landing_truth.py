@@ -13,7 +13,6 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
@@ -65,7 +64,7 @@ def list_differences(settings: Settings, truth: Truth) -> dict[str, str]:
         ),
         "current": (current, truth.expected_current()),
         "facts": (facts, truth.expected_facts()),
-        "final": (final_days(snapshot_ledgers(ledgers, policy))[FACT.name], set(truth.final)),
+        "final": (snapshot_ledgers(ledgers, policy).final_by_table[FACT.name], set(truth.final)),
         "corrections": (corrections, less),
     }
     return {

@@ -65,7 +65,7 @@ def publish_days(
     table: Table,
     days: Window,
     build: Callable[[Window], ComputedDays],
-    fingerprint: str | Callable[[], str],
+    input_digest: str | Callable[[], str],
     *,
     run: str = "r1",
     rewrite: Container[date] = (),
@@ -79,7 +79,7 @@ def publish_days(
     request = RunRequest(days, {**RECORD, "run_id": run, **record}, rewrite, merge)
     for _ in race_attempts():
         ledger = publisher.ledger(table)
-        made_from = fingerprint if isinstance(fingerprint, str) else fingerprint()
+        made_from = input_digest if isinstance(input_digest, str) else input_digest()
         snapshot = publisher.snapshot(
             request,
             Graph({}, Policy(day(1), None, 0, 0, corrects=False, only_touched=False)),
@@ -109,10 +109,10 @@ def publish_frame(
     *,
     table: Table = FACT,
     expected_rows: int | None = None,
-    fingerprint: str | None = None,
+    input_digest: str | None = None,
     **how: Any,
 ) -> list[DayResult]:
-    """Publish rows, which are made of something new unless a fingerprint is given."""
+    """Publish rows, which are made of something new unless an input digest is given."""
 
     def build(days: Window) -> ComputedDays:
         expectations = (
@@ -120,7 +120,7 @@ def publish_frame(
         )
         return ComputedDays(frame, expectations)
 
-    made_from = fingerprint or uuid4().hex
+    made_from = input_digest or uuid4().hex
     return publish_days(pipeline.io_manager, table, days, build, made_from, **how)
 
 

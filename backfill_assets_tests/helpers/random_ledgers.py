@@ -138,7 +138,7 @@ class RandomLedgers(InventedRuns):
         if chance.random() < 0.2:
             more["config_digest"] = "other settings"
         if chance.random() < 0.15:
-            more["fingerprint"] = chance.choice(["", "of other input"])
+            more["input_digest"] = chance.choice(["", "of other input"])
         if chance.random() < 0.2:
             more["code"] = "new"
         if chance.random() < 0.4:

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
+from backfill_assets.delta.targets import ComparisonLimits, Target
 from backfill_assets.shadow.build import StageResult, build_stages, prepare_target
 from backfill_assets.shadow.compare import Comparison, compare_target
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, io_manager_of, order
@@ -29,7 +29,7 @@ def land_orders(pipeline: Pipeline, last: int = 6) -> Pipeline:
 
 def build_shadow(
     pipeline: Pipeline, days: str = DAYS, name: str = "v2", **more: object
-) -> tuple[ShadowTarget, list[StageResult]]:
+) -> tuple[Target, list[StageResult]]:
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
     request = BackfillRequest(days=days, **{"tables": (SCORES,), **more})
     target = prepare_target(io, pipeline.deployment, name, request)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import duckdb
 from deltalake import DeltaTable
 
-from backfill_assets.delta.ledger_reader import versions_that_belong_together
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.helpers.shadow_targets import RANKS, SCORES, STATE
 

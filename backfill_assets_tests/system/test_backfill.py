@@ -41,7 +41,7 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     repeated = []
     for name in LAYERS:
         records = pipeline.io_manager.ledger(TABLES[name]).records
-        times = Counter((d, record.days[d].fingerprint) for record in records for d in record.days)
+        times = Counter((d, record.days[d].input_digest) for record in records for d in record.days)
         repeated += [(name, str(d)) for (d, _), count in times.items() if count > 1]
     return repeated
 

@@ -14,7 +14,7 @@ import pytest
 
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
+from backfill_assets.delta.targets import ComparisonLimits, Target
 from backfill_assets.shadow.compare import require_comparison
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 from backfill_assets_tests.helpers.shadow_targets import (
@@ -54,7 +54,7 @@ def after(production, engine, tmp_path: Path) -> Pipeline:
     return Pipeline(engine, tmp_path, tables=AFTER, window_days=1)
 
 
-def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
+def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> Target:
     return require_comparison(
         pipeline.deployment, targets.load_target(pipeline.deployment, "v2"), bounds
     )

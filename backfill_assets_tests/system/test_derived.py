@@ -21,7 +21,6 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, ORDERS, RAW, REJECTED, STAGED
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph, load_tables, tables_of
 from backfill_assets_tests.helpers.invented_logs import (
@@ -274,7 +273,7 @@ def test_a_day_is_final_once_all_days_that_it_is_made_of_are():
         current_ledgers = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
         return {
             (d - START).days + 1
-            for d in final_days(snapshot_ledgers(current_ledgers, policy))[SPEND.name]
+            for d in snapshot_ledgers(current_ledgers, policy).final_by_table[SPEND.name]
         }
 
     staged_record = record(0, days((1, 5)), inputs={RAW.name: 0})

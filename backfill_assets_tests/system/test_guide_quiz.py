@@ -31,7 +31,7 @@ TOPICS = {
     "idempotence", "append, overwrite, merge", "partition replace", "atomic commits and readers",
     "event and arrival time", "windows and final days", "corrections", "deduplication and ties",
     "null keys", "watermark", "DAG and partition mappings", "run per day or one run",
-    "crash and resume", "fingerprints", "audit before publish", "reconciliation",
+    "crash and resume", "input digests", "audit before publish", "reconciliation",
     "undo and time travel", "schema change", "shadow and switch-over", "skew and remedies",
     "leaks and as-of joins", "quotas", "VACUUM and retention", "two writers", "CURRENT_DATE",
     "time zones", "monitoring by day", "incident steps",

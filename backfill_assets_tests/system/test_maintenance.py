@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
-from backfill_assets.delta.ledger_reader import VERSIONS_FILE
+from backfill_assets.delta.consistent_versions import VERSIONS_FILE
 from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run_maintenance
 from backfill_assets.deployment import ENGINE_KEY
 from backfill_assets.orders.tables import CORRECTIONS, FACT

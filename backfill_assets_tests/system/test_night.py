@@ -18,7 +18,8 @@ from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli import main
-from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import (
     BATCH_SIZE,
@@ -138,10 +139,10 @@ def test_days_that_a_run_may_include():
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
     )
     table_ledgers = ledgers(raw, staged)
-    fingerprints = input_digests(STAGED.inputs(policy), table_ledgers, days((1, 3)))
+    digests = input_digests(STAGED.inputs(policy), table_ledgers, days((1, 3)))
     (old,) = staged.records
     day_records = {
-        d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()
+        d: msgspec.structs.replace(p, input_digest=digests[d]) for d, p in old.days.items()
     }
 
     def included_days(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
@@ -167,7 +168,7 @@ def test_days_that_a_run_may_include():
     assert included_days(same_versions[0], "other settings") == set()
     # Made of something else though not behind: lines that touch other days of its window.
     odd = {
-        d: msgspec.structs.replace(p, fingerprint="x")
+        d: msgspec.structs.replace(p, input_digest="x")
         for d, p in day_records.items()
         if d != day(1)
     }

@@ -19,7 +19,6 @@ import pytest
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.sample.landings import write_cdnow_landing
 from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
@@ -76,9 +75,8 @@ class Life:
         before = read_ledgers(self.pipeline.deployment)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
-        final = final_days(snapshot_ledgers(before, Policy.from_settings(self.pipeline.settings)))[
-            STAGED.name
-        ]
+        policy = Policy.from_settings(self.pipeline.settings)
+        final = snapshot_ledgers(before, policy).final_by_table[STAGED.name]
         known = {START + n * DAY for n in range((today - START).days)}
         expected_days = {
             d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)
@@ -202,7 +200,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
             assert rewritten_days == Counter(touched), (today, name)
             assert (
                 not rewritten_days.keys()
-                & final_days(snapshot_ledgers(before, Policy.from_settings(p.settings)))[name]
+                & snapshot_ledgers(before, Policy.from_settings(p.settings)).final_by_table[name]
             )
     raw, staged, late = (p.log(t.name).to_pyarrow_table() for t in (RAW, STAGED, LATE))
     arrived = sum(sum(days[FIRST + n * DAY].values()) for n in range(NIGHTS))

@@ -65,11 +65,12 @@ def check_commits(nightly: Pipeline, races: int) -> None:
     for name in TABLES_OF_RACE:
         records = list(nightly.io_manager.ledger(TABLES[name]).records)
         for d, day_records in commits_by_day(records):
-            # What files came in between has no fingerprint on record, and is made again.
-            fingerprints = [
-                record.days[d].fingerprint or repr(record.details.landing) for record in day_records
+            # What files came in between has no input digest on record, and is made again.
+            input_digests = [
+                record.days[d].input_digest or repr(record.details.landing)
+                for record in day_records
             ]
-            assert len(fingerprints) == len(set(fingerprints)), f"{name}[{d}] was committed twice"
+            assert len(input_digests) == len(set(input_digests)), f"{name}[{d}] was committed twice"
             for source in {s for record in day_records for s in record.inputs}:
                 versions = [record.inputs[source] for record in day_records]
                 assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"

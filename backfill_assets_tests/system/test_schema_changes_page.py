@@ -68,7 +68,7 @@ def test_the_steps_do_what_the_page_says_and_an_undo_goes_back_over_one_change(
     ):
         assert main(words) != 0
         message = " ".join("".join(capsys.readouterr()).split())
-        assert "notes (its schema has version 2, and the fork's 1): the columns were" in message
+        assert "notes (its schema has version 2, and the clone's 1): the columns were" in message
         assert (
             "Drop the target (`backfill-assets drop v2`), and build the days into a new" in message
         )

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.delta.ledger_reader import read_ledgers, save_versions
+from backfill_assets.delta.consistent_versions import save_versions
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.docs_pages import code_blocks, run_step

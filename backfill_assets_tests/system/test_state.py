@@ -29,7 +29,6 @@ from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.tables.graph import load_graph
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
@@ -542,10 +541,7 @@ def test_its_days_are_final_when_those_it_is_made_of_are(
     pipeline.run(1, 3, layers)
     # What was still open in the first run is looked at again.
     pipeline.run(1, 5, layers)
-    final_by_table = final_days(
-        snapshot_ledgers(
-            ledger_reader.read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings)
-        )
-    )
+    known = ledger_reader.read_ledgers(pipeline.deployment)
+    final_by_table = snapshot_ledgers(known, Policy.from_settings(pipeline.settings)).final_by_table
     assert final_by_table[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
     assert final_by_table[frozen_value.name] == final_by_table[FACT.name]

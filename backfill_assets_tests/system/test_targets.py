@@ -22,9 +22,10 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli.targets import target_row
 from backfill_assets.delta import commit_log, commits, delta_rs, targets
 from backfill_assets.delta.commit_log import CloneError
-from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.delta.consistent_versions import versions_that_belong_together
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetError
+from backfill_assets.delta.targets import ComparisonLimits, Target, TargetError
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, RAW, STAGED
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -169,7 +170,7 @@ def count_files(pipeline: Pipeline, name: str = SCORES) -> int:
     return len([*(pipeline.warehouse / name).glob("run_date=*/*.parquet")])
 
 
-def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
+def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> Target:
     target = targets.load_target(pipeline.deployment, "v2")
     return require_comparison(pipeline.deployment, target, bounds)
 
@@ -187,7 +188,7 @@ def test_a_target_from_end_to_end(production, new, spark):
     after, before, at = new(), production.digests(), log_versions(production)
     target = targets.load_target(after.deployment, "v2")
     assert target.tables == (SCORES, RANKS, STATE)
-    # Any reader of Delta's reads the fork; it has all days.
+    # Any reader of Delta's reads the clone; it has all days.
     rows = spark.read.format("delta").load(target.table_url(after.deployment, SCORES))
     assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
     # Nothing is switched over without a passed comparison, where one is required.
@@ -598,7 +599,7 @@ def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch)
     assert not after.tick("switch_overs").run_requests
 
 
-def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
+def test_a_clone_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     request = BackfillRequest(days=DAYS, tables=(SCORES,))
     with monkeypatch.context() as patch:
@@ -640,7 +641,7 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
     target = targets.save_target(
-        Deployment(settings), ShadowTarget(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
+        Deployment(settings), Target(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
     )
     targets.save_target(Deployment(settings), target.model_copy(update={"reason": "first"}))
     with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
@@ -656,7 +657,7 @@ def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
     settings = load_settings(warehouse=f"{tmp_path}/warehouse")
     publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v9-1")
     names = ("retired", FACT.name)
-    target = ShadowTarget(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
+    target = Target(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
     targets.save_target(Deployment(settings), target)
     assert not is_mixed(Deployment(settings))
     with pytest.raises(TargetError, match=r"declared any more\..*drop v9"):
@@ -690,7 +691,7 @@ def test_a_target_of_a_later_package_is_left_alone(production, new):
     assert not after.tick("switch_overs").run_requests
 
 
-def test_a_log_that_was_cut_is_not_forked(production, new):
+def test_a_log_that_was_cut_is_not_cloned(production, new):
     production.log(SCORES).create_checkpoint()
     (production.warehouse / SCORES / "_delta_log" / f"{0:020d}.json").unlink()
     with pytest.raises(CloneError, match="the commit of version 0 is gone"):
@@ -721,7 +722,7 @@ def test_an_undo_writes_no_file(production, new):
 
 
 @pytest.mark.usefixtures("built_target")
-def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
+def test_a_clone_that_somebody_else_wrote_to_is_refused(production, new):
     after = new()
     target = targets.load_target(after.deployment, "v2")
     row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}

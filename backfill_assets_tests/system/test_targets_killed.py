@@ -76,7 +76,7 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
     assert reader.looks > 5
 
 
-#: The steps of a target, and the most files that come about before a kill: logs of forks, data
+#: The steps of a target, and the most files that come about before a kill: logs of clones, data
 #: files, commits, what is known of the target.
 #: Then what readers see.
 STEPS = (

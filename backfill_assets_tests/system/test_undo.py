@@ -227,7 +227,7 @@ def test_an_undo_can_be_undone(wrong, original, first_digests, engine):
         assert record.code_version == old.code_version, name
         # They hold again what they held: what comes later is newer than these.
         assert record.inputs.keys() == old.inputs.keys(), name
-        assert record.days[day(2)].fingerprint == old.days[day(2)].fingerprint, name
+        assert record.days[day(2)].input_digest == old.days[day(2)].input_digest, name
     second_undo = run_undo(wrong, "wrongone", fails=True)
     assert "wrongone is undone already" in wrong.failure(second_undo)
     # Dagster's retry of a run that lost its process after the last commit has nothing to do.
