@@ -88,29 +88,6 @@ DECIDING: Mapping[type, tuple[str, ...]] = {
     Unpartitioned: ("name", "url"),
     Lookup: ("name", "model", "request", "path", "url", "read", "none_at"),
 }
-#: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
-#: settings have a digest of their own.
-_TABLE_OTHERS = (
-    *("name", "modules", "decided_by", "inputs", "frozen", "retired", "drift", "skew", "counts"),
-)
-OTHERS: Mapping[type, tuple[str, ...]] = {
-    Source: ("hourly", "arrives_on", "named", "skew", "declared_in"),
-    SourceTable: (*_TABLE, *_TABLE_OTHERS, "role"),
-    derived.Derived: (*_TABLE_OTHERS, "group", "first", "lineage"),
-    derived.Current: (*_TABLE, *_TABLE_OTHERS),
-    derived.Corrections: ("forbidden", "depends_on", *_TABLE_OTHERS, "facts", "current"),
-    Table: _TABLE_OTHERS,
-    derived.Reads: (),
-    derived.PublishedDays: (),
-    LookupAnswers: (),
-    derived.Conserved: (),
-    Forbidden: ("description",),
-    Unpartitioned: (),
-    Lookup: (
-        *("quota", "secret", "header", "reserve", "pool", "connections", "timeout", "tries"),
-        "patience",
-    ),
-}
 #: Fields of a source, and the settings: they decide only the tables that the setting decides.
 _LATE_DATA = {
     "window_days": "window_days",

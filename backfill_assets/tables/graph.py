@@ -119,17 +119,7 @@ class Graph:
             )
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
-                end = policy.end
-                # Lines in folders after the end of the calendar are never loaded.
-                while (
-                    policy.end
-                    and end
-                    and end > policy.start
-                    and any(
-                        source_policies[log].arrival_of(end - DAY) >= policy.end for log in logs
-                    )
-                ):
-                    end -= DAY
+                end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
                 lag_days = policy.lag_days + policy.arrives_after
                 policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
@@ -269,6 +259,21 @@ class Graph:
         return tuple(names)
 
 
+def _end_of_arrivals(policy: Policy, source_policies: Sequence[Policy]) -> date | None:
+    """The end of the event days whose lines arrive before the calendar's end; None without that.
+
+    Lines in folders after the end of the calendar are never loaded.
+    """
+    if policy.end is None:
+        return None
+    end = calendar_end = policy.end
+    while end > policy.start and any(
+        source.arrival_of(end - DAY) >= calendar_end for source in source_policies
+    ):
+        end -= DAY
+    return end
+
+
 #: Errors of a declaration while its module is imported, besides `DeclarationError`.
 _DECLARATION_ERRORS = (
     *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
@@ -304,11 +309,7 @@ def load_graph(settings: Settings) -> Graph:
     Raises:
         SettingsError: they cannot be imported, or do not fit together.
     """
-    return _build_graph(settings.tables, Policy.from_settings(settings))
-
-
-def _build_graph(tables_path: str, policy: Policy) -> Graph:
-    """Check the tables against each other and return their graph."""
+    tables_path, policy = settings.tables, Policy.from_settings(settings)
     tables: dict[str, Table] = {}
     for name, table in load_tables(tables_path).items():
         for dependency in table.inputs(policy):
@@ -336,7 +337,7 @@ def _build_graph(tables_path: str, policy: Policy) -> Graph:
         tables[name] = table
         if isinstance(table, Derived):
             _check_versions(tables_path, tables, table)
-    _load_lookups(tables_path)
+    lookups_of(settings)  # refuses two of one name
     return Graph(tables, policy)
 
 
@@ -366,17 +367,14 @@ def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
     Raises:
         SettingsError: as `load_tables`; or two lookups have the same name.
     """
-    return _load_lookups(settings.tables)
-
-
-def _load_lookups(place: str) -> Mapping[str, Lookup]:
-    """Return the lookups by name; `_build_graph` calls it only to refuse two of one name."""
     lookups: dict[str, Lookup] = {}
-    for table in load_tables(place).values():
+    for table in load_tables(settings.tables).values():
         for answers in table.answers.values() if isinstance(table, Derived) else ():
             # Two of one name would share a table of answers, and a quota.
             if lookups.setdefault(answers.lookup.name, answers.lookup) is not answers.lookup:
-                raise _settings_error(place, f"two lookups are named {answers.lookup.name}")
+                raise _settings_error(
+                    settings.tables, f"two lookups are named {answers.lookup.name}"
+                )
     return lookups
 
 
