@@ -290,7 +290,6 @@ def _confirm_final_days(
         click.UsageError: nobody can be asked.
         CannotRunError: a person does not want it.
     """
-    from backfill_assets.calendar.partitions import format_ranges
     from backfill_assets.staleness.finality import final_days
     from backfill_assets.staleness.snapshot import Snapshot
 
@@ -301,9 +300,8 @@ def _confirm_final_days(
         if (days := final_by_table.get(name, set()) & {*days_by_table[name]})
     }
     if final:
-        text = ", ".join(f"{name} [{format_ranges(days)}]" for name, days in final.items())
         command = shlex.join(["backfill-assets", "materialize", *arguments, "--yes"])
-        parameters.confirm_final_days("the run", text, command)
+        parameters.confirm_final_days("the run", final, command)
 
 
 @command("night", "night --run --as-of 2024-01-22")

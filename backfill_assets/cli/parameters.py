@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from backfill_assets.cli.output import CannotRunError, Output
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from datetime import date
+
     import dagster as dg
 
     from backfill_assets.deployment import Deployment
@@ -133,11 +136,19 @@ def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) 
     return tuple(name for name in _table_names() if any(name in names for names in values))
 
 
-def tables_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Names of tables as arguments, besides those of --select."""
-    return click.argument(
+def tables_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Names of tables as arguments or by --select; the function gets those of both as `tables`."""
+
+    @wraps(function)
+    def merge_names(
+        *values: Any, tables: Sequence[str], more: Sequence[str], **options: Any
+    ) -> Any:
+        return function(*values, tables=tuple(dict.fromkeys([*tables, *more])), **options)
+
+    arguments = click.argument(
         "more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections
-    )(function)
+    )
+    return arguments(select_option(merge_names))
 
 
 def partitions_option(consequence: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -235,14 +246,23 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
         yield dagster
 
 
-def confirm_final_days(what: str, days: str, command: str) -> None:
+def format_days(days_by_table: Mapping[str, Iterable[date]]) -> str:
+    """Days by table as text: `stg_orders [2024-01-01...2024-01-03], fact_daily_orders [...]`."""
+    return ", ".join(
+        f"{name} [{partitions.format_ranges(days)}]" for name, days in days_by_table.items()
+    )
+
+
+def confirm_final_days(
+    what: str, days_by_table: Mapping[str, Iterable[date]], command: str
+) -> None:
     """Ask before final days are rewritten: readers rely on final days not to change.
 
     Raises:
         click.UsageError: nobody can be asked; the message names the command to give instead.
         CannotRunError: the answer is no.
     """
-    message = f"{what} rewrites final days, which readers count on: {days}"
+    message = f"{what} rewrites final days, which readers count on: {format_days(days_by_table)}"
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "

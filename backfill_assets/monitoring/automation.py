@@ -7,7 +7,7 @@ assets as one that a person starts.
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -25,7 +25,7 @@ from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
 from backfill_assets.deployment import Deployment
-from backfill_assets.escaping import escape_markdown
+from backfill_assets.escaping import escape_markdown, markdown_table
 from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.publish.io_manager import latest_materializations
@@ -34,6 +34,13 @@ from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.tables.table import Table
 
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
+#: The check of every table, then those of frozen tables alone, with their descriptions.
+_STATE_CHECKS = {
+    _DAYS: "Every day that is due is published, from the input as it is now.",
+    _FINAL_DAYS: "No final day has changed but by a run that a person launched.",
+    _ONE_CODE: "All days that one backfill made, in all tables, were made by one code and one "
+    "configuration.",
+}
 
 
 def _digest_texts(texts: Sequence[str]) -> str:
@@ -42,33 +49,11 @@ def _digest_texts(texts: Sequence[str]) -> str:
 
 def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
     """Return the check `days` for every table, and two more for each frozen table."""
-    frozen = [name for name, table in tables.items() if table.frozen]
     return [
-        *(
-            dg.AssetCheckSpec(
-                _DAYS,
-                asset=name,
-                description="Every day that is due is published, from the input as it is now.",
-            )
-            for name in tables
-        ),
-        *(
-            dg.AssetCheckSpec(
-                _FINAL_DAYS,
-                asset=name,
-                description="No final day has changed but by a run that a person launched.",
-            )
-            for name in frozen
-        ),
-        *(
-            dg.AssetCheckSpec(
-                _ONE_CODE,
-                asset=name,
-                description="All days that one backfill made, in all tables, were made by one code "
-                "and one configuration.",
-            )
-            for name in frozen
-        ),
+        dg.AssetCheckSpec(check, asset=name, description=description)
+        for check, description in _STATE_CHECKS.items()
+        for name, table in tables.items()
+        if check == _DAYS or table.frozen
     ]
 
 
@@ -111,12 +96,15 @@ def _evaluate_checks(snapshot: states.MonitoringSnapshot) -> Iterator[dg.AssetCh
 
 def _state_table(state_by_day: Mapping[date, states.DayState]) -> str:
     """Return the states as a Markdown table, a row for each gapless range of days in one state."""
-    spans: list[tuple[Window, str]] = []
-    for state in set(state_by_day.values()):
-        days = [day for day, day_state in state_by_day.items() if day_state is state]
-        spans += [(window, state.value) for window in to_windows(days)]
-    rows = [f"| {window} | {state} |" for window, state in sorted(spans, key=lambda s: s[0].start)]
-    return "\n".join(["| days | state |", "|---|---|", *rows[-200:]])
+    spans = [
+        (window, state.value)
+        for state, days in states.days_by_state(state_by_day).items()
+        for window in to_windows(days)
+    ]
+    spans.sort(key=lambda span: span[0].start)
+    return markdown_table(
+        ("days", "state"), [(str(window), state) for window, state in spans[-200:]]
+    )
 
 
 def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
@@ -319,10 +307,10 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
 class Automation:
     """The jobs, schedules, sensors and checks of a deployment."""
 
-    jobs: Sequence[Any] = field(default_factory=list)
-    schedules: Sequence[dg.ScheduleDefinition] = field(default_factory=list)
-    sensors: Sequence[dg.SensorDefinition] = field(default_factory=list)
-    checks: Sequence[dg.AssetChecksDefinition] = field(default_factory=list)
+    jobs: Sequence[Any]
+    schedules: Sequence[dg.ScheduleDefinition]
+    sensors: Sequence[dg.SensorDefinition]
+    checks: Sequence[dg.AssetChecksDefinition]
 
 
 def build_automation(deployment: Deployment, clock: Clock | None = None) -> Automation:
@@ -460,9 +448,7 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
-        daily = [
-            request for request in requests if _request_cadence(monitor, request) is Grain.DAILY
-        ]
+        daily = [r for r in requests if _request_cadence(monitor, r) is Grain.DAILY]
         yield from (_run_request(monitor, request, kind, today) for request in daily)
         if requests and not daily:
             # A schedule has one job.
