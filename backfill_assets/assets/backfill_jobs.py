@@ -46,18 +46,10 @@ class BackfillConfig(dg.Config):
 
     def to_request(self) -> backfill_plan.BackfillRequest:
         """Return the request of a plan."""
-        return backfill_plan.BackfillRequest(
-            days=self.days,
-            tables=tuple(self.tables),
-            pilot_days=self.pilot_days,
-            chunk_days="auto" if self.chunk_days is None else self.chunk_days or None,
-            max_parallel=self.max_parallel or None,
-            max_retries=self.max_retries,
-            write_mode=self.write_mode,
-            rewrite=self.rewrite,
-            accept=tuple(self.accept),
-            reason=self.reason,
-        )
+        values = {name: getattr(self, name) for name in BackfillConfig.model_fields}
+        values["chunk_days"] = "auto" if self.chunk_days is None else self.chunk_days or None
+        values["max_parallel"] = self.max_parallel or None
+        return backfill_plan.BackfillRequest(**values)
 
 
 class LaunchConfig(BackfillConfig):

@@ -466,9 +466,8 @@ def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
 
 
 def _show_stage(out: Output, stage: StageResult) -> None:
-    for table, counts in stage.counts.items():
-        text = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
-        out.print_text(f"{stage.name:8} {stage.window}  {table}: {text}")
+    for table, counts in stage.counts_as_text.items():
+        out.print_text(f"{stage.name:8} {stage.window}  {table}: {counts}")
     if stage.failure:
         out.print_text(f"{stage.name:8} {stage.window}  did not pass: {stage.failure}")
 

@@ -400,7 +400,7 @@ def _home_or_temporary() -> Iterator[str]:
     Dagster would create one for each run, with any dagster.yaml of the current folder.
     """
     if folder := parameters.dagster_home():
-        yield folder
+        yield str(folder)
         return
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as temporary:
         Path(temporary, "dagster.yaml").write_text("telemetry: {enabled: false}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from backfill_assets.calendar import partitions
 from backfill_assets.cli.output import CannotRunError, Output
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.settings import Settings, SettingsError, find_dagster_home, load_settings
 
 if TYPE_CHECKING:
     from datetime import date
@@ -201,8 +200,8 @@ def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def dagster_home(note: Callable[[str], None] | None = None) -> str:
-    """DAGSTER_HOME, the folder of plans and runs; empty if it is not set.
+def dagster_home(note: Callable[[str], None] | None = None) -> Path | None:
+    """DAGSTER_HOME, the folder of plans and runs; None if it is not set.
 
     It is closed to other users of the machine; `note` prints a change of its permissions.
 
@@ -211,21 +210,13 @@ def dagster_home(note: Callable[[str], None] | None = None) -> str:
     """
     from backfill_assets.serve.supervisor import make_home_private
 
-    value = os.environ.get("DAGSTER_HOME", "")
-    folder = Path(value).expanduser()
-    if value and not folder.is_absolute():
-        raise CannotRunError(
-            f"DAGSTER_HOME={value} is a relative path: give the absolute path of the deployment's "
-            "folder. Nothing was done."
-        )
-    if value and not folder.is_dir():
-        raise CannotRunError(
-            f"DAGSTER_HOME={value} is no folder: make it, or give that of the deployment. Nothing "
-            "was done."
-        )
-    if value and (change := make_home_private(folder)) and note:
+    try:
+        folder = find_dagster_home()
+    except SettingsError as error:
+        raise CannotRunError(f"{error}. Nothing was done.") from error
+    if folder and (change := make_home_private(folder)) and note:
         note(change)
-    return value
+    return folder
 
 
 @contextlib.contextmanager

@@ -56,51 +56,6 @@ from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.log import configure_loggers
 
-__all__ = [
-    "AUTO_RETRY_RUN_ID_TAG",
-    "BACKFILL_ID_TAG",
-    "BULK_ACTION_TERMINAL_STATUSES",
-    "FINISHED_STATUSES",
-    "RETRY_NUMBER_TAG",
-    "RUN_KEY_TAG",
-    "SCHEDULE_NAME_TAG",
-    "SENSOR_NAME_TAG",
-    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
-    "WILL_RETRY_TAG",
-    "AssetCheckEvaluationTargetMaterializationData",
-    "AssetCheckExecutionRecordStatus",
-    "AssetCheckKey",
-    "AssetEvent",
-    "AssetGraph",
-    "BackfillDaemon",
-    "BaseAssetGraph",
-    "BulkActionStatus",
-    "BulkActionsFilter",
-    "CheckRunHealthResult",
-    "ConfigurableClassData",
-    "DaemonCursorStorage",
-    "DagsterError",
-    "DagsterEvent",
-    "DagsterUserCodeUnreachableError",
-    "PartitionBackfill",
-    "PartitionRangeSelector",
-    "PartitionsByAssetSelector",
-    "PartitionsSelector",
-    "PartitionsSubset",
-    "ReconstructableRepository",
-    "SensorDaemon",
-    "SqliteEventLogStorage",
-    "WorkerStatus",
-    "WorkspaceFileTarget",
-    "WorkspaceProcessContext",
-    "configure_loggers",
-    "get_and_update_asset_status_cache_value",
-    "get_daemon_statuses",
-    "make_new_backfill_id",
-    "max_tag_bytes",
-    "stored_events",
-]
-
 
 def max_tag_bytes(instance: DagsterInstance) -> int | None:
     """The maximum bytes of a run tag's value; None for no limit.

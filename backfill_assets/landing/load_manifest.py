@@ -314,7 +314,7 @@ def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
     accepted = {
         name
         for name, digest in previous.awaiting_approval.items()
-        if _has_content(current, name, digest)
+        if name in current.files and current.files[name].digest == digest
     }
     renamed = _renamed_files(previous.files, target.dropped, current.files)
     changes = {
@@ -327,10 +327,6 @@ def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
         and current.present_days <= previous.present_days,
     }
     return ", ".join(text for text, change in changes.items() if change)
-
-
-def _has_content(manifest: LoadManifest, name: str, digest: str) -> bool:
-    return name in manifest.files and manifest.files[name].digest == digest
 
 
 def needs_reload(previous: LoadManifest | None, target: LoadTarget) -> bool:

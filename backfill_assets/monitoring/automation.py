@@ -43,10 +43,6 @@ _STATE_CHECKS = {
 }
 
 
-def _digest_texts(texts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-
-
 def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
     """Return the check `days` for every table, and two more for each frozen table."""
     return [
@@ -213,7 +209,8 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
             _write_metrics(context, monitor.deployment, snapshot)
         for evaluation in _evaluate_checks(snapshot):
             name = evaluation.asset_check_key.to_user_string()
-            current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
+            shown = json.dumps([str(evaluation.description), repr(evaluation.metadata)])
+            current[name] = hashlib.sha256(shown.encode()).hexdigest()[:16]
             if previous.get(name) != current[name]:
                 events.append(evaluation)
         if not events:

@@ -15,6 +15,7 @@ from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.deployment import Deployment
+from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.shadow import build, compare, switch
 from backfill_assets.tables.code_version import Code
@@ -117,12 +118,13 @@ def _build_shadow_job(
 
 
 def _stages_table(stages: list[build.StageResult]) -> dg.MarkdownMetadataValue:
-    lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
-    for stage in stages:
-        for table, counts in stage.counts.items():
-            counted = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
-            lines.append(f"| {stage.name} | {stage.window} | {table} | {counted} |")
-    return dg.MetadataValue.md("\n".join(lines))
+    rows = [
+        (stage.name, str(stage.window), table, counts)
+        for stage in stages
+        for table, counts in stage.counts_as_text.items()
+    ]
+    headings = ("stage", "days", "table", "days by outcome")
+    return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
 def _build_compare_job(

@@ -21,11 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from py4j.java_gateway import (  # type: ignore[import-untyped]
-    JavaClass,
-    JavaMember,
-    JVMView,
-)
+from py4j.java_gateway import JavaClass, JavaMember, JVMView  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
 from backfill_assets.spark.jars import find_java

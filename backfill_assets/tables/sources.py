@@ -128,10 +128,7 @@ class SourceTable(Table):
     @property
     def layer_equations(self) -> list[Equation]:
         """The numbers of a day that must equal those of earlier tables of the source."""
-        raw, rejected = (
-            Figure(table, "rows", "has {} rows")
-            for table in (self.source.raw, self.source.rejected)
-        )
+        raw, rejected = self.source.raw.rows_figure, self.source.rejected.rows_figure
 
         def recorded_figure(table: Table, name: str, text: str) -> Figure:
             return Figure(table, ENTRY_PREFIX + name, text)
