@@ -57,6 +57,16 @@ from dagster._serdes import ConfigurableClassData
 from dagster._utils.log import configure_loggers
 
 
+def one_op_job(op: dg.OpDefinition, name: str, description: str) -> dg.JobDefinition:
+    """A job that runs one op."""
+
+    @dg.job(name=name, description=description)
+    def job() -> None:
+        op()
+
+    return job
+
+
 def max_tag_bytes(instance: DagsterInstance) -> int | None:
     """The maximum bytes of a run tag's value; None for no limit.
 

@@ -131,7 +131,7 @@ class ScratchDir:
         self._known_blocks: set[Path] = set()
 
     def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Spark's configuration, with this folder unless it names another one."""
+        """Spark's configuration, with this folder for temporary files unless it names its own."""
         options = config.get(_JAVA_OPTIONS, "")
         # Spark splits the options of a JVM at each space.
         if _TMPDIR_OPTION not in options and " " not in str(self.folder):
