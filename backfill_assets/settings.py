@@ -31,13 +31,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
-from backfill_assets.runtime_versions import (
-    check_spark_conf,
-    engine_versions,
-    is_secret,
-    may_decide_rows,
-    time_zone_data,
-)
+from backfill_assets import runtime_versions
 
 #: By variable, the file that it was read from and its value in the file.
 _file_values: dict[str, tuple[Path, str]] = {}
@@ -282,7 +276,7 @@ class Settings(BaseSettings):
     @field_validator("spark_conf")
     @classmethod
     def _check_spark_conf(cls, value: dict[str, str]) -> dict[str, str]:
-        check_spark_conf(value)
+        runtime_versions.check_spark_conf(value)
         return value
 
     @field_validator("jars", "ui_passwords", "metrics_file")
@@ -344,11 +338,11 @@ class Settings(BaseSettings):
         """
         replacements = overrides or {}
         deciding = {n: replacements[n] if n in replacements else getattr(self, n) for n in fields}
-        deciding |= {"timezone": self.timezone, "engine": engine_versions()}
+        deciding |= {"timezone": self.timezone, "engine": runtime_versions.engine_versions()}
         # Times in UTC do not depend on time-zone data.
         if {self.timezone, local_zone} != {"UTC"}:
-            deciding["time_zone_data"] = time_zone_data()
-        if sql := {k: v for k, v in self.spark_conf.items() if may_decide_rows(k)}:
+            deciding["time_zone_data"] = runtime_versions.time_zone_data()
+        if sql := {k: v for k, v in self.spark_conf.items() if runtime_versions.may_decide_rows(k)}:
             deciding["spark_sql"] = sql
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -488,8 +482,30 @@ def _show_value(value: object, place: str = "") -> str:
 
 
 def _is_hidden(value: str, place: str) -> bool:
-    named_secret = is_secret(place) and place.lower() != "key_prefix"
-    return place.startswith("spark_conf") or named_secret or is_secret(value)
+    named_secret = runtime_versions.is_secret(place) and place.lower() != "key_prefix"
+    return place.startswith("spark_conf") or named_secret or runtime_versions.is_secret(value)
+
+
+def find_dagster_home() -> Path | None:
+    """DAGSTER_HOME, the folder of plans and runs; None if it is not set.
+
+    Raises:
+        SettingsError: Dagster would refuse it.
+    """
+    value = os.environ.get("DAGSTER_HOME")
+    if not value:
+        return None
+    folder = Path(value).expanduser()
+    if not folder.is_absolute():
+        raise SettingsError(
+            f"DAGSTER_HOME={value} is a relative path: give the absolute path of the deployment's "
+            "folder"
+        )
+    if not folder.is_dir():
+        raise SettingsError(
+            f"DAGSTER_HOME={value} is no folder: make it, or give that of the deployment"
+        )
+    return folder
 
 
 #: The file in DAGSTER_HOME that a running deployment locks; it has the UI's port.

@@ -209,7 +209,7 @@ def test_completion(monkeypatch, capsys):
 
 
 def test_a_fault_of_ours_is_no_finding(monkeypatch, capsys):
-    monkeypatch.setattr("backfill_assets.cli.tables.refuse_no_warehouse", lambda _: {}["x"])
+    monkeypatch.setattr("backfill_assets.cli.tables.open_deployment", lambda: {}["x"])
     assert main(["show"]) == 3
     assert "Traceback" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables import code_version, project_source
+from backfill_assets.tables import code_version, derived, project_source
 from backfill_assets.tables.code_version import (
     DECIDING,
     Code,
@@ -36,12 +36,14 @@ from backfill_assets.tables.code_version import (
     parts_of_version,
     table_codes,
 )
+from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.graph import load_tables, tables_of
 from backfill_assets.tables.project_source import Project
 from backfill_assets.tables.reached_code import reach, text_digest
-from backfill_assets.tables.sources import Source
+from backfill_assets.tables.sources import Source, SourceTable
+from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import OPTION_NAMES
-from backfill_assets.tables.unpartitioned import Lookup
+from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 IMPORTS = """
@@ -1050,22 +1052,22 @@ def test_a_deployment_computes_again_what_has_changed_and_nothing_else(
 
 #: The other fields, which decide no row. `inputs` and `decided_by` follow from the others, and the
 #: settings have a digest of their own.
-_UNDECISIVE = (
+_TABLE_NOT_DECIDING = (
     *("name", "modules", "decided_by", "inputs", "frozen", "retired", "drift", "skew", "counts"),
 )
-UNDECISIVE: Mapping[type, tuple[str, ...]] = {
+NOT_DECIDING: Mapping[type, tuple[str, ...]] = {
     Source: ("hourly", "arrives_on", "named", "skew", "declared_in"),
-    code_version.SourceTable: (*code_version._TABLE, *_UNDECISIVE, "role"),
-    code_version.derived.Derived: (*_UNDECISIVE, "group", "first", "lineage"),
-    code_version.derived.Current: (*code_version._TABLE, *_UNDECISIVE),
-    code_version.derived.Corrections: ("forbidden", "depends_on", *_UNDECISIVE, "facts", "current"),
-    code_version.Table: _UNDECISIVE,
-    code_version.derived.Reads: (),
-    code_version.derived.PublishedDays: (),
-    code_version.LookupAnswers: (),
-    code_version.derived.Conserved: (),
-    code_version.Forbidden: ("description",),
-    code_version.Unpartitioned: (),
+    SourceTable: (*DECIDING[Table], *_TABLE_NOT_DECIDING, "role"),
+    derived.Derived: (*_TABLE_NOT_DECIDING, "group", "first", "lineage"),
+    derived.Current: (*DECIDING[Table], *_TABLE_NOT_DECIDING),
+    derived.Corrections: ("forbidden", "depends_on", *_TABLE_NOT_DECIDING, "facts", "current"),
+    Table: _TABLE_NOT_DECIDING,
+    derived.Reads: (),
+    derived.PublishedDays: (),
+    LookupAnswers: (),
+    derived.Conserved: (),
+    Forbidden: ("description",),
+    Unpartitioned: (),
     Lookup: (
         *("quota", "secret", "header", "reserve", "pool", "connections", "timeout", "tries"),
         "patience",
@@ -1076,14 +1078,14 @@ UNDECISIVE: Mapping[type, tuple[str, ...]] = {
 @pytest.mark.parametrize("declaration", DECIDING, ids=lambda declaration: declaration.__name__)
 def test_each_field_of_a_declaration_decides_rows_or_does_not(declaration):
     names = [part.name for part in dataclasses.fields(declaration)]
-    assert sorted(names) == sorted([*DECIDING[declaration], *UNDECISIVE[declaration]])
+    assert sorted(names) == sorted([*DECIDING[declaration], *NOT_DECIDING[declaration]])
 
 
 def test_the_page_of_upgrades_tells_what_decides():
     told = (Path(__file__).parents[1] / "docs/upgrading.md").read_text()
     for name in OPTION_NAMES:
         assert f"`{name}`" in told, name
-    for fields in (*DECIDING.values(), *UNDECISIVE.values()):
+    for fields in (*DECIDING.values(), *NOT_DECIDING.values()):
         for name in {*fields} & {*Source.__dataclass_fields__, *Lookup.__dataclass_fields__}:
             assert f"`{name}`" in told, name
 

@@ -93,7 +93,7 @@ def test_in_an_error_of_a_command(monkeypatch, capsys, name, seen):
     def fail(*_: object) -> None:
         raise ValueError(f"{name} is not there")
 
-    monkeypatch.setattr("backfill_assets.cli.tables.refuse_no_warehouse", fail)
+    monkeypatch.setattr("backfill_assets.cli.tables.open_deployment", fail)
     assert main(["show"]) == 3
     message = capsys.readouterr().err
     assert message == f"backfill-assets show: {seen} is not there\n".replace("\\n", "\n")

@@ -13,8 +13,9 @@ from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refu
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
+from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
-from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
+from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, one_op_job
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import ENGINE_KEY, Deployment
@@ -46,18 +47,10 @@ class BackfillConfig(dg.Config):
 
     def to_request(self) -> backfill_plan.BackfillRequest:
         """Return the request of a plan."""
-        return backfill_plan.BackfillRequest(
-            days=self.days,
-            tables=tuple(self.tables),
-            pilot_days=self.pilot_days,
-            chunk_days="auto" if self.chunk_days is None else self.chunk_days or None,
-            max_parallel=self.max_parallel or None,
-            max_retries=self.max_retries,
-            write_mode=self.write_mode,
-            rewrite=self.rewrite,
-            accept=tuple(self.accept),
-            reason=self.reason,
-        )
+        values = {name: getattr(self, name) for name in BackfillConfig.model_fields}
+        values["chunk_days"] = "auto" if self.chunk_days is None else self.chunk_days or None
+        values["max_parallel"] = self.max_parallel or None
+        return backfill_plan.BackfillRequest(**values)
 
 
 class LaunchConfig(BackfillConfig):
@@ -100,7 +93,9 @@ def create_plan(
         ValueError: a parameter is invalid.
     """
     refuse_invalid_request(deployment, request)
-    plan = make_plan(deployment, graph, instance, request, code, id_ or make_new_backfill_id())
+    plan = make_plan(
+        deployment, graph, instance, request, code, id_ or internals.make_new_backfill_id()
+    )
     plan = add_sampled_skews(deployment, plan)
     state_store.save(instance, BackfillState(plan=plan, made=time.time()))
     return plan
@@ -161,13 +156,11 @@ def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
 
-    @dg.job(
-        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
+    return one_op_job(
+        plan_days,
+        "plan_backfill",
+        "Says what a backfill would do, and keeps that as a plan. Nothing is computed.",
     )
-    def plan_backfill() -> None:
-        plan_days()
-
-    return plan_backfill
 
 
 def _is_launched_by(
@@ -211,14 +204,12 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
             }
         )
 
-    @dg.job(
-        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
-        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
+    return one_op_job(
+        launch_stages,
+        "backfill",
+        "Launches a plan, or days, in stages: a pilot, then the rest or chunk by chunk, each "
+        "reconciled before the next. The days are built by Dagster's own backfills.",
     )
-    def backfill() -> None:
-        launch_stages()
-
-    return backfill
 
 
 def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
@@ -245,15 +236,12 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
             raise dg.Failure(message, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
-    @dg.job(
-        name=stages.RECONCILE_JOB,
-        description="Compares what a backfill published with what was there before, and with its "
-        "plan; fails if anything is missing or does not add up.",
+    return one_op_job(
+        compare_days,
+        stages.RECONCILE_JOB,
+        "Compares what a backfill published with what was there before, and with its plan; fails "
+        "if anything is missing or does not add up.",
     )
-    def reconcile_job() -> None:
-        compare_days()
-
-    return reconcile_job
 
 
 def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinition:
@@ -283,14 +271,12 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
         )
         context.add_output_metadata({"load": f"/runs/b/{id_}", "next": AFTER_CLOSING})
 
-    @dg.job(
-        description="Says that nothing will come for arrival days of a source: they are loaded as "
-        "empty days, and no window waits for their folders any more. Or waits for them again."
+    return one_op_job(
+        close_days,
+        "close",
+        "Says that nothing will come for arrival days of a source: they are loaded as empty days, "
+        "and no window waits for their folders any more. Or waits for them again.",
     )
-    def close() -> None:
-        close_days()
-
-    return close
 
 
 def _build_stage_sensor(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from functools import reduce
+from types import MappingProxyType
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -55,15 +56,16 @@ def input_sums(
     columns: Mapping[str, str | None],
     zeros: Mapping[str, int | Decimal],
     days: Window,
+    input_days: Mapping[date, date] = MappingProxyType({}),
 ) -> dict[date, Sums]:
     """Return sums of an input by day: from its commit if recorded there, else from its rows.
 
     `columns` maps a name to the column to sum, or to None to count rows; `zeros` has the values of
-    empty sums. Each day is built from the same day of the input.
+    empty sums. Each day is built from the same day of the input, unless `input_days` has another.
     """
     sums_by_date = {}
     for day in days:
-        if (sums := _recorded_sums(source, day, columns)) is not None:
+        if (sums := _recorded_sums(source, input_days.get(day, day), columns)) is not None:
             sums_by_date[day] = sums
     if missing := [day for day in days if day not in sums_by_date]:
         rest = rows.where(days_condition(missing, day_column))
@@ -160,16 +162,10 @@ def _input_totals(
         return sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), table.zero_figures)
     if not carries_state(table):
         return input_sums(source, frame, FOR_DAY, columns, table.zero_figures, days)
-    totals_by_day: dict[date, Sums] = {}
     if input_reads.table is table:
-        for stretch in to_windows(days):
-            recorded = _recorded_sums(source, stretch.start - DAY, columns)
-            totals_by_day |= {day: recorded for day in stretch if recorded is not None}
-        if missing := [day for day in days if day not in totals_by_day]:
-            rest = frame.where(days_condition(missing, FOR_DAY))
-            sums = _aggregations(rest, columns)
-            totals_by_day |= sums_by_day(rest, FOR_DAY, sums, table.zero_figures)
-        return totals_by_day
+        before = {day: part.start - DAY for part in to_windows(days) for day in part}
+        return input_sums(source, frame, FOR_DAY, columns, table.zero_figures, days, before)
+    totals_by_day: dict[date, Sums] = {}
     rows = frame.where(F.col(input_reads.table.partition) == F.col(FOR_DAY))
     own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_figures, days)
     for day in days:
@@ -364,10 +360,8 @@ def correction_expectations(
     """By day: facts + corrections = current."""
     expectations = {}
     for day in days:
-        fact_totals, current_totals = (
-            fact_sums.get(day, table.zero_totals),
-            current_sums.get(day, table.zero_totals),
-        )
+        fact_totals = fact_sums.get(day, table.zero_totals)
+        current_totals = current_sums.get(day, table.zero_totals)
         with exact_sums():
             differences = {name: current_totals[name] - fact_totals[name] for name in table.totals}
         expectations[day] = Expectation(

@@ -339,7 +339,7 @@ def explode_json(
     """
     own_names = {"number": number, "problem": problem}
     arguments = [Argument(*pair, is_name, "a name") for pair in own_names.items()]
-    check_arguments("explode_json", [model_argument(model, "model"), *arguments])
+    check_arguments("explode_json", [model_argument(model), *arguments])
     items, aliases = without_aliases(model)
     _raise_if_wrong(frame, column, items, [number, problem])
     fields: dict[str, Any] = dict(items.to_schema().columns)

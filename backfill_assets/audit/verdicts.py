@@ -400,7 +400,7 @@ def count_leftover_rows(
 
     Their key is not in the frame, or the table has them more than once.
     """
-    columns = list(dict.fromkeys((table.partition, *table.key)))
+    columns = list(table.key_columns)
     # No column of a table has a blank in its name.
     keys = frame.select(*columns).distinct().withColumn("wanted copies", F.lit(1))
     copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("all copies"))

@@ -21,7 +21,7 @@ from backfill_assets.settings import find_ui_url, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
+    from backfill_assets.backfills.backfill_plan import BackfillPlan
     from backfill_assets.backfills.forecast import DayForecast
     from backfill_assets.backfills.state_store import BackfillState
     from backfill_assets.calendar.partitions import Window
@@ -117,11 +117,9 @@ def plan(out: Output, partitions: Window, target: str, **options: Any) -> None:
         backfill_plan = create_plan(deployment, dagster, partitions, options)
     out.print_json(backfill_plan.model_dump(mode="json"))
     show_plan(out, deployment, backfill_plan)
-    if backfill_plan.rewritten_final_days:
-        out.print_text(
-            f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks "
-            "first"
-        )
+    if final := backfill_plan.rewritten_final_days:
+        days = parameters.format_days(final)
+        out.print_text(f"{'final':14} {days} would be rewritten: the launch asks first")
     out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
     if command := backfill_plan.following_command:
         out.print_text(f"Then     {command}")
@@ -137,22 +135,16 @@ def create_plan(
     """
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.backfills.backfill_plan import BackfillRequest
-
-    request = BackfillRequest(days=str(days), **options)
-    _refuse_impossible(deployment, request)
-    code = deployment.code
-    return backfill_jobs.create_plan(
-        deployment, parameters.asset_graph(deployment.settings), dagster, code, request
-    )
-
-
-def _refuse_impossible(deployment: Deployment, request: BackfillRequest) -> None:
     from backfill_assets.backfills.planner import refuse_invalid_request
 
+    request = BackfillRequest(days=str(days), **options)
     try:
         refuse_invalid_request(deployment, request)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    return backfill_jobs.create_plan(
+        deployment, parameters.asset_graph(deployment.settings), dagster, deployment.code, request
+    )
 
 
 def show_plan(out: Output, deployment: Deployment, backfill_plan: BackfillPlan) -> None:
@@ -168,16 +160,6 @@ def show_plan(out: Output, deployment: Deployment, backfill_plan: BackfillPlan) 
         out.print_note(f"Left out {sentence}")
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
-
-
-def format_final_days(backfill_plan: BackfillPlan) -> str:
-    """The final days that a plan rewrites, by table."""
-    from backfill_assets.calendar.partitions import format_ranges
-
-    return ", ".join(
-        f"{name} [{format_ranges(days)}]"
-        for name, days in backfill_plan.rewritten_final_days.items()
-    )
 
 
 @command("plans", "plans --json")
@@ -352,13 +334,11 @@ def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
 
 def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
     """Ask before final days are rewritten: readers rely on final days not to change."""
-    if yes or not backfill_plan.rewritten_final_days:
+    id_, final = backfill_plan.id, backfill_plan.rewritten_final_days
+    if yes or not final:
         return
-    id_ = backfill_plan.id
     try:
-        parameters.confirm_final_days(
-            f"plan {id_}", format_final_days(backfill_plan), f"backfill-assets backfill {id_} --yes"
-        )
+        parameters.confirm_final_days(f"plan {id_}", final, f"backfill-assets backfill {id_} --yes")
     except CannotRunError as error:
         raise CannotRunError(f"{error}; the plan is kept as {id_}") from None
 
@@ -460,14 +440,7 @@ def _build_target(out: Output, days: Window, name: str, options: Mapping[str, An
 
     _refuse_with_target(options)
     deployment = Deployment(load_settings())
-    request = BackfillRequest(
-        days=str(days),
-        tables=options["tables"],
-        pilot_days=options["pilot_days"],
-        chunk_days=options["chunk_days"],
-        max_parallel=options["max_parallel"],
-        reason=options["reason"],
-    )
+    request = BackfillRequest(days=str(days), **options)
     defs = build_defs(deployment.settings)
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with _io_manager(defs) as io_manager:
@@ -493,9 +466,8 @@ def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
 
 
 def _show_stage(out: Output, stage: StageResult) -> None:
-    for table, counts in stage.counts.items():
-        text = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
-        out.print_text(f"{stage.name:8} {stage.window}  {table}: {text}")
+    for table, counts in stage.counts_as_text.items():
+        out.print_text(f"{stage.name:8} {stage.window}  {table}: {counts}")
     if stage.failure:
         out.print_text(f"{stage.name:8} {stage.window}  did not pass: {stage.failure}")
 

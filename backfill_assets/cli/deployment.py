@@ -9,13 +9,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,13 +25,14 @@ from backfill_assets.settings import (
     PREFIX,
     Settings,
     SettingsError,
+    find_dagster_home,
     list_variables,
     load_settings,
     variable_origin,
 )
 
 if TYPE_CHECKING:
-    from backfill_assets.doctor.checks import Check, CheckResult, ReportLine
+    from backfill_assets.doctor.checks import Check, CheckResult
 
 
 @command("ui", "ui --port 3001")
@@ -48,10 +48,10 @@ def ui(out: Output, port: int) -> Status:
     from backfill_assets.doctor.machine import describe_configuration
     from backfill_assets.serve.supervisor import listen_on_port, lock_home, run_deployment
 
-    if message := describe_configuration(Path(folder)):
+    if message := describe_configuration(folder):
         out.print_note(message)
     # Before anything is started or downloaded.
-    with lock_home(Path(folder), port), listen_on_port(port) as listening:
+    with lock_home(folder, port), listen_on_port(port) as listening:
         _fetch_jars(out, settings)
         if status := run_deployment(settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
@@ -248,7 +248,10 @@ def settings(out: Output) -> None:
 
     The `.env` of the current folder is read as Dagster reads it, and wins over the environment.
     """
-    rows = [*_setting_rows()]
+    rows = [
+        {"name": name, "value": value, "origin": variable_origin(name)}
+        for name, value in list_variables(load_settings())
+    ]
     out.print_json(rows)
     if file := _ignored_env_file():
         out.print_note(
@@ -269,11 +272,6 @@ def _ignored_env_file() -> Path | None:
     return next(
         (folder / ".env" for folder in current.parents if (folder / ".env").is_file()), None
     )
-
-
-def _setting_rows() -> Iterator[dict[str, Any]]:
-    for name, value in list_variables(load_settings()):
-        yield {"name": name, "value": value, "origin": variable_origin(name)}
 
 
 _CHECK_SECONDS = 20.0
@@ -304,9 +302,15 @@ def doctor(out: Output, port: int, engine: bool, seconds: float) -> Status:
     for line in runner.run_checks():
         lines.append(line)
         if not (out.quiet and line.level is Level.OK):
-            _print_line(out, line)
+            fix = f". Mend: {line.fix}" if line.fix else ""
+            out.print_text(f"{line.level.value:6} {line.part:28} {line.message}{fix}")
     wrong_lines = [line for line in lines if line.level is Level.WRONG]
-    out.print_json([{**asdict(line), "level": line.level.value} for line in lines])
+    out.print_json(
+        [
+            {"part": line.part, "level": line.level.value, "said": line.message, "mend": line.fix}
+            for line in lines
+        ]
+    )
     if not wrong_lines:
         out.print_note("Nothing is wrong.")
     status = Status.FINDING if wrong_lines else Status.FINE
@@ -316,11 +320,6 @@ def doctor(out: Output, port: int, engine: bool, seconds: float) -> Status:
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def _print_line(out: Output, line: ReportLine) -> None:
-    fix = f". Mend: {line.mend}" if line.mend else ""
-    out.print_text(f"{line.level.value:6} {line.part:28} {line.said}{fix}")
 
 
 def _basic_checks(port: int, start: bool) -> Iterator[Check]:
@@ -357,7 +356,7 @@ def _settings_checks(deployment: Deployment, start: bool) -> Iterator[Check]:
             "jars": deployment.settings.jars,
             "scratch space": machine.scratch_folder(deployment.settings),
         }
-        if folder := machine.home_folder():
+        if folder := find_dagster_home():
             folders["home of Dagster"] = folder
         if "://" not in deployment.settings.warehouse:
             folders["warehouse"] = Path(deployment.settings.warehouse)

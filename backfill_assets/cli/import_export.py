@@ -10,7 +10,7 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.tables import refuse_no_warehouse
+from backfill_assets.cli.tables import open_deployment
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
@@ -41,8 +41,7 @@ def export(out: Output, table: str, partitions: Window, folder: Path) -> None:
 
     PARTITIONS are FIRST...LAST, or one day. The folder appears as a whole or not at all.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     import msgspec
 
     from backfill_assets.backfills import exports
@@ -72,8 +71,7 @@ def verify_export(out: Output, folder: Path, rebuild: bool) -> Status:
     With --rebuild the days are computed anew, from the versions that they were made of. Nothing is
     written. It ends with 1 if something differs.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.backfills import exports
     from backfill_assets.definitions import build_defs
     from backfill_assets.spark.session import Engine

@@ -295,7 +295,6 @@ def _confirm_final_days(
         click.UsageError: nobody can be asked.
         CannotRunError: a person does not want it.
     """
-    from backfill_assets.calendar.partitions import format_ranges
     from backfill_assets.staleness.snapshot import Snapshot
 
     final_by_table = Snapshot.from_deployment(deployment, ledgers).final_by_table
@@ -305,9 +304,8 @@ def _confirm_final_days(
         if (days := final_by_table.get(name, set()) & {*days_by_table[name]})
     }
     if final:
-        text = ", ".join(f"{name} [{format_ranges(days)}]" for name, days in final.items())
         command = shlex.join(["backfill-assets", "materialize", *arguments, "--yes"])
-        parameters.confirm_final_days("the run", text, command)
+        parameters.confirm_final_days("the run", final, command)
 
 
 @command("night", "night --run --as-of 2024-01-22")
@@ -423,7 +421,7 @@ def _home_or_temporary() -> Iterator[str]:
     Dagster would create one for each run, with any dagster.yaml of the current folder.
     """
     if folder := parameters.dagster_home():
-        yield folder
+        yield str(folder)
         return
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as temporary:
         Path(temporary, "dagster.yaml").write_text("telemetry: {enabled: false}\n")

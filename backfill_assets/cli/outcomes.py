@@ -12,7 +12,7 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.runs import JobFailedError, log_level, run_job
+from backfill_assets.cli.runs import JobFailedError, run_job
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report, ReportTable
 from backfill_assets.settings import load_settings
@@ -55,7 +55,7 @@ def _run_reconcile(
 
     config = {"backfill": name, "details": details}
     try:
-        metadata = run_job(dagster, RECONCILE_JOB, "compare_days", config, log_level(out)).metadata
+        metadata = run_job(out, dagster, RECONCILE_JOB, "compare_days", config).metadata
     except JobFailedError as error:
         if RECONCILE_RESULT not in error.metadata:
             raise
@@ -88,7 +88,7 @@ def undo(out: Output, backfill: str, partitions: Window | None, reason: str, pla
         if plan:
             return _plan_undo(out, deployment, dagster, backfill, partitions)
         op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
-        run_id = run_job(dagster, "undo", "put_back", op_config, log_level(out)).id
+        run_id = run_job(out, dagster, "undo", "put_back", op_config).id
     tables = {
         name: _day_ranges(deployment, name, days)
         for name, days in days_written_by_run(deployment, run_id).items()
@@ -111,7 +111,7 @@ def _plan_undo(
     from backfill_assets.shadow import switch
 
     plan = plan_undo(deployment, backfill, partitions)
-    scopes, problems = plan.scopes, [*plan.problems]
+    problems = [*plan.problems]
     if not problems and (message := plan.explain_nothing_to_undo()):
         problems = [message]
     try:
@@ -119,29 +119,23 @@ def _plan_undo(
         switch.refuse_undo(deployment, dagster, names, partitions)
     except ValueError as error:
         problems.append(str(error))
-    days_by_outcome = {
-        "put back": {name: [*scope.changes] for name, scope in scopes.items()},
-        "recorded anew": {name: [*scope.unchanged] for name, scope in scopes.items()},
-        "put back before": {name: [*scope.already_reverted] for name, scope in scopes.items()},
-    }
-    tables = {
-        name: {
-            what: ranges
-            for what, days_by_table in days_by_outcome.items()
-            if (ranges := _day_ranges(deployment, name, days_by_table[name]))
+    tables: dict[str, dict[str, list[str]]] = {}
+    for name, scope in plan.scopes.items():
+        days_by_outcome: dict[str, Iterable[date]] = {
+            "put back": scope.changes,
+            "recorded anew": scope.unchanged,
+            "put back before": scope.already_reverted,
         }
-        for name in scopes
-    }
-    tables = {
-        name: ranges_by_outcome for name, ranges_by_outcome in tables.items() if ranges_by_outcome
-    }
+        for outcome, days in days_by_outcome.items():
+            if ranges := _day_ranges(deployment, name, days):
+                tables.setdefault(name, {})[outcome] = ranges
     out.print_json({"backfill": backfill, "tables": tables, "problems": problems})
     _show_days(
         out,
         [
-            (n, what, days)
-            for n, ranges_by_outcome in tables.items()
-            for what, days in ranges_by_outcome.items()
+            (name, outcome, ranges)
+            for name, ranges_by_outcome in tables.items()
+            for outcome, ranges in ranges_by_outcome.items()
         ],
     )
     for problem in problems:
@@ -152,7 +146,6 @@ def _plan_undo(
 
 
 def _day_ranges(deployment: Deployment, table: str, days: Iterable[date]) -> list[str]:
-
     return [str(window) for window in deployment.tables[table].grain.gapless_ranges(days)]
 
 

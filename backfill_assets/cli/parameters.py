@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,11 @@ from click.shell_completion import CompletionItem
 
 from backfill_assets.calendar import partitions
 from backfill_assets.cli.output import CannotRunError, Output
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.settings import Settings, SettingsError, find_dagster_home, load_settings
 
 if TYPE_CHECKING:
+    from datetime import date
+
     import dagster as dg
 
     from backfill_assets.deployment import Deployment
@@ -160,11 +162,19 @@ def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) 
     return tuple(name for name in _table_names() if any(name in names for names in values))
 
 
-def tables_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Names of tables as arguments, besides those of --select."""
-    return click.argument(
+def tables_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Names of tables as arguments or by --select; the function gets those of both as `tables`."""
+
+    @wraps(function)
+    def merge_names(
+        *values: Any, tables: Sequence[str], more: Sequence[str], **options: Any
+    ) -> Any:
+        return function(*values, tables=tuple(dict.fromkeys([*tables, *more])), **options)
+
+    arguments = click.argument(
         "more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections
-    )(function)
+    )
+    return arguments(select_option(merge_names))
 
 
 def partitions_option(consequence: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -217,8 +227,8 @@ def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def dagster_home(note: Callable[[str], None] | None = None) -> str:
-    """DAGSTER_HOME, the folder of plans and runs; empty if it is not set.
+def dagster_home(note: Callable[[str], None] | None = None) -> Path | None:
+    """DAGSTER_HOME, the folder of plans and runs; None if it is not set.
 
     It is closed to other users of the machine; `note` prints a change of its permissions.
 
@@ -227,21 +237,13 @@ def dagster_home(note: Callable[[str], None] | None = None) -> str:
     """
     from backfill_assets.serve.supervisor import make_home_private
 
-    value = os.environ.get("DAGSTER_HOME", "")
-    folder = Path(value).expanduser()
-    if value and not folder.is_absolute():
-        raise CannotRunError(
-            f"DAGSTER_HOME={value} is a relative path: give the absolute path of the deployment's "
-            "folder. Nothing was done."
-        )
-    if value and not folder.is_dir():
-        raise CannotRunError(
-            f"DAGSTER_HOME={value} is no folder: make it, or give that of the deployment. Nothing "
-            "was done."
-        )
-    if value and (change := make_home_private(folder)) and note:
+    try:
+        folder = find_dagster_home()
+    except SettingsError as error:
+        raise CannotRunError(f"{error}. Nothing was done.") from error
+    if folder and (change := make_home_private(folder)) and note:
         note(change)
-    return value
+    return folder
 
 
 @contextlib.contextmanager
@@ -262,14 +264,23 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
         yield dagster
 
 
-def confirm_final_days(what: str, days: str, command: str) -> None:
+def format_days(days_by_table: Mapping[str, Iterable[date]]) -> str:
+    """Days by table as text: `stg_orders [2024-01-01...2024-01-03], fact_daily_orders [...]`."""
+    return ", ".join(
+        f"{name} [{partitions.format_ranges(days)}]" for name, days in days_by_table.items()
+    )
+
+
+def confirm_final_days(
+    what: str, days_by_table: Mapping[str, Iterable[date]], command: str
+) -> None:
     """Ask before final days are rewritten: readers rely on final days not to change.
 
     Raises:
         click.UsageError: nobody can be asked; the message names the command to give instead.
         CannotRunError: the answer is no.
     """
-    message = f"{what} rewrites final days, which readers count on: {days}"
+    message = f"{what} rewrites final days, which readers count on: {format_days(days_by_table)}"
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"{message}. Nobody can be asked here, as there is no terminal, so nothing was "

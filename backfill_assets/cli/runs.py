@@ -203,11 +203,6 @@ class _LogCondenser:
         self.out.print_text(text)
 
 
-def log_level(out: Output) -> str:
-    """The level of Dagster's log in the terminal of a command that runs a job."""
-    return "DEBUG" if out.verbose else "CRITICAL"
-
-
 @dataclass(frozen=True)
 class JobRun:
     """A run of a job.
@@ -232,9 +227,9 @@ class JobFailedError(ValueError):
 
 
 def run_job(
-    dagster: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any], log_level: str
+    out: Output, dagster: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any]
 ) -> JobRun:
-    """Run a job of one op as a recorded run of Dagster.
+    """Run a job of one op as a recorded run of Dagster, whose log a verbose command prints.
 
     Raises:
         JobFailedError: why it was refused, or failed.
@@ -249,7 +244,9 @@ def run_job(
         instance=dagster,
         run_config={
             "ops": {op: {"config": dict(config)}},
-            "loggers": {"console": {"config": {"log_level": log_level}}},
+            "loggers": {
+                "console": {"config": {"log_level": "DEBUG" if out.verbose else "CRITICAL"}}
+            },
         },
     )
     # A step's failure has a message; any other failure is only in the run's log.

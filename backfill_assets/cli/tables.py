@@ -28,17 +28,15 @@ _VERDICTS = ("ok", "warn", "alert")
 
 
 @command("show", "show stg_orders fact_daily_orders --json")
-@parameters.tables_argument
-@parameters.select_option
+@parameters.tables_parameters
 @parameters.json_option
-def show(out: Output, more: Sequence[str], tables: Sequence[str]) -> None:
+def show(out: Output, tables: Sequence[str]) -> None:
     """What is published of each table.
 
     TABLES are the same as those of --select.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
-    rows = list(_published_rows(deployment, [*dict.fromkeys([*tables, *more])]))
+    deployment = open_deployment()
+    rows = list(_published_rows(deployment, tables))
     out.print_json(rows)
     numbers = ("days", "rows", *_VERDICTS, "commits")
     headings = ("table", "days", "from...to", *numbers[1:])
@@ -84,48 +82,46 @@ def _row_cells(row: dict[str, Any]) -> list[str]:
     return [row["table"], str(row["days"]), days, f"{row['rows']:,}", *counts, str(row["commits"])]
 
 
-def refuse_no_warehouse(deployment: Deployment) -> None:
-    """Raise if there is no warehouse.
+def open_deployment() -> Deployment:
+    """The deployment of a command that reads the warehouse.
 
     Raises:
         CannotRunError: nothing exists at the location in the settings.
     """
     from backfill_assets.spark.filesystems import open_store
 
+    deployment = Deployment(load_settings())
     filesystem, path = open_store(deployment.settings.warehouse)
     if filesystem.get_file_info(path).type.name == "NotFound":
         raise CannotRunError(
             f"there is no warehouse at {deployment.settings.warehouse}: nothing has been published "
             f"there yet, or {PREFIX}WAREHOUSE should name another place"
         )
+    return deployment
 
 
 @command("status", "status fact_daily_orders --json")
-@parameters.tables_argument
-@parameters.select_option
+@parameters.tables_parameters
 @parameters.json_option
-def status(out: Output, more: Sequence[str], tables: Sequence[str]) -> Status:
+def status(out: Output, tables: Sequence[str]) -> Status:
     """The state of the days of each table.
 
     TABLES are the same as those of --select. It ends with 1 if somebody has to do something about a
     day. Without DAGSTER_HOME it cannot know of days whose last run failed a check.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.backfills.accept_code import days_by_reason
     from backfill_assets.calendar.partitions import format_ranges, to_ranges
     from backfill_assets.monitoring.incidents import final_days_behind
-    from backfill_assets.monitoring.states import STATE_MEANINGS
+    from backfill_assets.monitoring.states import STATE_MEANINGS, days_by_state
 
     with _open_snapshot(deployment) as (snapshot, _):
-        names = dict.fromkeys([*tables, *more]) or snapshot.ledgers
-        states_by_table = {name: _group_by_state(snapshot.states_of(name)) for name in names}
-    states = dict.fromkeys(
-        state for days_by_state in states_by_table.values() for state in days_by_state
-    )
+        names = tables or snapshot.ledgers
+        states_by_table = {name: days_by_state(snapshot.states_of(name)) for name in names}
+    states = dict.fromkeys(state for table_days in states_by_table.values() for state in table_days)
     table_states = {
-        name: {state.value: to_ranges(days) for state, days in days_by_state.items()}
-        for name, days_by_state in states_by_table.items()
+        name: {state.value: to_ranges(days) for state, days in table_days.items()}
+        for name, table_days in states_by_table.items()
     }
     good = all(state.is_good for state in states)
     out.print_json({"as_of": str(snapshot.today), "good": good, "tables": table_states})
@@ -160,17 +156,6 @@ def _open_snapshot(
         yield read_snapshot(deployment, instance, now), instance
 
 
-def _group_by_state(state_by_day: Any) -> dict[DayState, list[date]]:
-    """The days by state, in the order of `DayState`; only states that have days."""
-    from backfill_assets.monitoring.states import DayState
-
-    days = {
-        state: [day for day, day_state in state_by_day.items() if day_state is state]
-        for state in DayState
-    }
-    return {state: state_days for state, state_days in days.items() if state_days}
-
-
 def _show_states(
     out: Output,
     ledgers: Mapping[str, Ledger],
@@ -200,8 +185,7 @@ def history(out: Output, table: str, partitions: Window | None) -> None:
     PARTITIONS are one day, or FIRST...LAST: then the commits that speak of these days. It ends with
     1 if there are none.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.delta import history as commits
 
     try:
@@ -227,8 +211,7 @@ def metrics(out: Output, file: Path | None) -> None:
     Without DAGSTER_HOME it cannot know of days whose last run failed a check, nor how long runs
     took.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.monitoring.metrics import format_metrics, read_metrics, write_metrics
 
     with _open_snapshot(deployment) as (snapshot, instance):

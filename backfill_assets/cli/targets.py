@@ -9,7 +9,7 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.runs import log_level, run_job
+from backfill_assets.cli.runs import run_job
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
@@ -153,7 +153,7 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
     _find_target(deployment, target)
     with parameters.open_instance() as dagster:
         op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
-        run_id = run_job(dagster, "switch_over", "adopt_days", op_config, log_level(out)).id
+        run_id = run_job(out, dagster, "switch_over", "adopt_days", op_config).id
     loaded_target = _find_target(deployment, target)
     out.print_text(f"Switched {loaded_target.switch_id} by run {run_id[:8]}")
     out.print_note(f"Back     backfill-assets undo {loaded_target.switch_id}")

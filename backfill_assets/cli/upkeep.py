@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.tables import refuse_no_warehouse
+from backfill_assets.cli.tables import open_deployment
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report, ReportTable
-from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.backfills.accept_code import AcceptedCode
@@ -30,8 +29,7 @@ def verify(out: Output, partitions: Window, tables: Sequence[str]) -> Status:
 
     PARTITIONS are FIRST...LAST, or one day. It ends with 1 if a day differs.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.backfills import verify
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.read_check import check_read
@@ -47,22 +45,19 @@ def verify(out: Output, partitions: Window, tables: Sequence[str]) -> Status:
 
 
 @command("maintain --dry-run", "maintain --select raw_orders,stg_orders")
-@parameters.tables_argument
-@parameters.select_option
+@parameters.tables_parameters
 @click.option("--dry-run", is_flag=True, help="Tell what would be done.")
-def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: bool) -> Status:
+def maintain(out: Output, tables: Sequence[str], dry_run: bool) -> Status:
     """Compact small files, take away those past the time to undo.
 
     TABLES are the same as those of --select. It ends with 1 if a table is not as it should be.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.delta import maintenance
     from backfill_assets.spark.session import Engine
 
-    names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.from_settings(deployment.settings).spark_session
-    results = list(maintenance.run_maintenance(spark, deployment, names, dry_run=dry_run))
+    results = list(maintenance.run_maintenance(spark, deployment, tables, dry_run=dry_run))
     notes = maintenance.format_notes(results, dry_run=dry_run)
     out.print_report(Report(tables=(maintenance.as_table(results),), notes=tuple(notes)))
     return Status.FINDING if any(result.problems for result in results) else Status.FINE
@@ -77,8 +72,7 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     LOOKUP is the name of its table, CONDITION says in SQL which answers. All days of the tables
     that ask it become due. It ends with 1 if there are none.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.lookups.batch import forget_answers
 
     known = deployment.lookups
@@ -129,8 +123,7 @@ def accept_code(
     keep their rows. First a sample of them is computed anew: it ends with 1 if that gives other
     rows.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.backfills import accept_code as acceptance
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.ledger_reader import read_ledgers
@@ -181,24 +174,21 @@ def _format_result(result: AcceptedCode) -> str:
 
 
 @command("migrate --plan", "migrate fact_daily_orders")
-@parameters.tables_argument
-@parameters.select_option
+@parameters.tables_parameters
 @click.option("--plan", "plan_only", is_flag=True, help="Tell each change; write nothing.")
-def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: bool) -> Status:
+def migrate(out: Output, tables: Sequence[str], plan_only: bool) -> Status:
     """Change the columns of tables to those of their models.
 
     TABLES are the same as those of --select; all if none is given. Readers see a table as it was or
     as it is to be. It ends with 1 if a table cannot be changed in place.
     """
-    deployment = Deployment(load_settings())
-    refuse_no_warehouse(deployment)
+    deployment = open_deployment()
     from backfill_assets.delta import migrate
 
-    tables_by_name = deployment.tables
-    names = [name for name in tables_by_name if name in {*tables, *more}] or [*tables_by_name]
+    known = deployment.tables
     migrations = {
-        name: migrate.read_migration(deployment.table_url(name), tables_by_name[name])
-        for name in names
+        name: migrate.read_migration(deployment.table_url(name), known[name])
+        for name in tables or known
     }
     pending = {
         name: migration

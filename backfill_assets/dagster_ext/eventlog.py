@@ -61,14 +61,9 @@ from backfill_assets.calendar.partitions import DaySet, days_of_run
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
 _RUN_BATCH, _ID_BATCH = 1000, 500
-_MATERIALIZED, _OBSERVED, _PLANNED = (
-    kind.value
-    for kind in (
-        dg.DagsterEventType.ASSET_MATERIALIZATION,
-        dg.DagsterEventType.ASSET_OBSERVATION,
-        dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
-    )
-)
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+_OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION.value
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value
 
 
 @dataclass(frozen=True)

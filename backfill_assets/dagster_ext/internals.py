@@ -56,50 +56,15 @@ from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.log import configure_loggers
 
-__all__ = [
-    "AUTO_RETRY_RUN_ID_TAG",
-    "BACKFILL_ID_TAG",
-    "BULK_ACTION_TERMINAL_STATUSES",
-    "FINISHED_STATUSES",
-    "RETRY_NUMBER_TAG",
-    "RUN_KEY_TAG",
-    "SCHEDULE_NAME_TAG",
-    "SENSOR_NAME_TAG",
-    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
-    "WILL_RETRY_TAG",
-    "AssetCheckEvaluationTargetMaterializationData",
-    "AssetCheckExecutionRecordStatus",
-    "AssetCheckKey",
-    "AssetEvent",
-    "AssetGraph",
-    "BackfillDaemon",
-    "BaseAssetGraph",
-    "BulkActionStatus",
-    "BulkActionsFilter",
-    "CheckRunHealthResult",
-    "ConfigurableClassData",
-    "DaemonCursorStorage",
-    "DagsterError",
-    "DagsterEvent",
-    "DagsterUserCodeUnreachableError",
-    "PartitionBackfill",
-    "PartitionRangeSelector",
-    "PartitionsByAssetSelector",
-    "PartitionsSelector",
-    "PartitionsSubset",
-    "ReconstructableRepository",
-    "SensorDaemon",
-    "SqliteEventLogStorage",
-    "WorkerStatus",
-    "WorkspaceFileTarget",
-    "WorkspaceProcessContext",
-    "configure_loggers",
-    "get_and_update_asset_status_cache_value",
-    "get_daemon_statuses",
-    "make_new_backfill_id",
-    "max_tag_bytes",
-    "stored_events",
-]
+
+def one_op_job(op: dg.OpDefinition, name: str, description: str) -> dg.JobDefinition:
+    """A job that runs one op."""
+
+    @dg.job(name=name, description=description)
+    def job() -> None:
+        op()
+
+    return job
 
 
 def max_tag_bytes(instance: DagsterInstance) -> int | None:

@@ -16,22 +16,13 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True)
-class ReportLine:
-    """A check's result, in one line each, with the name of its part."""
-
-    part: str
-    level: Level
-    said: str
-    mend: str = ""
-
-
-@dataclass(frozen=True)
 class CheckResult:
-    """A check's result: a `ReportLine` without the name of the part."""
+    """A check's result, for a line of the report; the runner adds the name of the part."""
 
     level: Level
     message: str
     fix: str = ""
+    part: str = ""
 
 
 def ok(message: str) -> CheckResult:
@@ -78,20 +69,18 @@ class CheckRunner:
         self._checks, self._seconds = checks, seconds
         self._unreachable: set[str] = set()
 
-    def run_checks(self) -> Iterator[ReportLine]:
+    def run_checks(self) -> Iterator[CheckResult]:
         """Run the checks, and yield each result at once."""
         for check in self._checks:
             if missing := [part for part in check.needs if part in self._unreachable]:
                 message = f"not looked at, because of the line on: {missing[0]}"
                 self._unreachable.add(check.part)
-                yield ReportLine(
-                    check.part, Level.WRONG, message, "mend that first, then ask again"
-                )
-                continue
-            for result in self._run_check(check):
-                yield ReportLine(
-                    check.part, result.level, _one_line(result.message), _one_line(result.fix)
-                )
+                results: Sequence[CheckResult] = [wrong(message, "mend that first, then ask again")]
+            else:
+                results = self._run_check(check)
+            for result in results:
+                message, fix = _one_line(result.message), _one_line(result.fix)
+                yield CheckResult(result.level, message, fix, check.part)
 
     def _run_check(self, check: Check) -> Sequence[CheckResult]:
         """Run a check until its deadline; if a result is wrong, results that are OK are dropped."""

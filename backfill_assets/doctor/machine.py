@@ -19,8 +19,9 @@ from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.dagster_ext.eventlog import LocalStorage
 from backfill_assets.dagster_ext.internals import DagsterError
 from backfill_assets.doctor.checks import CheckResult, note, ok, wrong
+from backfill_assets.runtime_versions import is_secret
 from backfill_assets.serve.supervisor import TakenError, listen_on_port
-from backfill_assets.settings import Settings, is_secret
+from backfill_assets.settings import Settings, find_dagster_home
 from backfill_assets.spark import known_jars
 from backfill_assets.spark.configuration import master_url, spark_config
 from backfill_assets.spark.jars import check_java, delta_coordinate, delta_jars, find_java
@@ -192,26 +193,9 @@ _OUR_CONFIGURATIONS = [
 _TICK_TOLERANCE = 300
 
 
-def home_folder() -> Path | None:
-    """DAGSTER_HOME; None if it is not set.
-
-    Raises:
-        ValueError: Dagster would refuse it.
-    """
-    value = os.environ.get("DAGSTER_HOME")
-    if not value:
-        return None
-    folder = Path(value).expanduser()
-    if not folder.is_absolute():
-        raise ValueError(f"DAGSTER_HOME={value} is a relative path: give an absolute one")
-    if not folder.is_dir():
-        raise ValueError(f"DAGSTER_HOME={value} is no folder: make it, or give the right one")
-    return folder
-
-
 def check_permissions() -> Iterator[CheckResult]:
     """Check that DAGSTER_HOME exists, its owner, and who else can read or write it."""
-    folder = home_folder()
+    folder = find_dagster_home()
     if folder is None:
         fix = "set it to the deployment's folder; without it Dagster keeps nothing"
         yield note("DAGSTER_HOME is not set", fix)
@@ -230,7 +214,7 @@ def check_permissions() -> Iterator[CheckResult]:
 
 def check_configuration() -> Iterator[CheckResult]:
     """Compare the `dagster.yaml` of DAGSTER_HOME with this version's."""
-    folder = home_folder()
+    folder = find_dagster_home()
     if folder is None:
         yield ok("no DAGSTER_HOME, none needed")
         return
@@ -322,7 +306,7 @@ def _show_value(value: Any, name_path: str) -> str:
 
 def check_instance() -> Iterator[CheckResult]:
     """Check Dagster's storage, and that a daemon runs."""
-    folder = home_folder()
+    folder = find_dagster_home()
     if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
         return
@@ -349,7 +333,7 @@ def _has_storage(folder: Path) -> bool:
 
 def check_ticks() -> Iterator[CheckResult]:
     """Find schedules and sensors whose last tick is in the future: until then they do not run."""
-    folder = home_folder()
+    folder = find_dagster_home()
     if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
         return

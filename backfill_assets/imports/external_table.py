@@ -31,12 +31,7 @@ from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile, TableImport
 from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
-from backfill_assets.landing.parquet import (
-    ParquetColumns,
-    column_value,
-    is_nanoseconds,
-    value_type,
-)
+from backfill_assets.landing.parquet import ParquetColumns, column_value, is_nanoseconds, value_type
 from backfill_assets.spark.filesystems import in_object_store, open_store, read_options
 
 #: Number of footers read at a time.

@@ -1,10 +1,10 @@
 """Imports an external table: plans the import, lands rows, follows the table, checks the counts."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date
-from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -156,13 +156,7 @@ class RowCounts:
     ahead: int = 0
 
     def __add__(self, other: "RowCounts") -> "RowCounts":
-        return RowCounts(
-            *(a + b for a, b in zip(_count_values(self), _count_values(other), strict=True))
-        )
-
-
-def _count_values(counts: RowCounts) -> tuple[int, ...]:
-    return counts.rows, counts.repeated, counts.no_key, counts.late, counts.ahead
+        return RowCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -490,21 +484,14 @@ def _count_by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
 
 def _describe_unloaded_files(
     landed: Mapping[str, int], raw: Mapping[str, int], rejected: Mapping[str, int]
-) -> list[str]:
+) -> Iterator[str]:
     """Report files that are not in the tables, and files with another number of rows there."""
     loaded = {file: raw.get(file, 0) + rejected.get(file, 0) for file in landed}
-    none = [file for file in landed if not loaded[file]]
-    other = [file for file in landed if loaded[file] not in (0, landed[file])]
-    return list(
-        chain(
-            [f"not loaded yet: {len(none)} file(s) of {_format_days(none)}"] if none else [],
-            [f"loaded with other rows than landed: {', '.join(other[:20])}"] if other else [],
-        )
-    )
-
-
-def _format_days(files: Sequence[str]) -> str:
-    return format_ranges(date.fromisoformat(file[13:23]) for file in files)
+    if none := [file for file in landed if not loaded[file]]:
+        days = format_ranges(date.fromisoformat(file[13:23]) for file in none)
+        yield f"not loaded yet: {len(none)} file(s) of {days}"
+    if other := [file for file in landed if loaded[file] not in (0, landed[file])]:
+        yield f"loaded with other rows than landed: {', '.join(other[:20])}"
 
 
 def _count_outcomes(
@@ -512,10 +499,7 @@ def _count_outcomes(
 ) -> dict[str, int]:
     """Count the imported rows of the raw log by outcome, by the rules of staging."""
     policy = source.policy(deployment.settings)
-    late, early = (
-        dedup.is_late(policy.window_days),
-        F.col("event_date") < F.lit(policy.start),
-    )
+    late, early = dedup.is_late(policy.window_days), F.col("event_date") < F.lit(policy.start)
     versions = dedup.greatest_first(source, *source.key)
     outcome = (
         F.when(early, "early")

@@ -99,7 +99,8 @@ def map_rows(
         *(_landing_value(values, source, name) for name in source.fields),
         _arrival_day(values, source, timezone).alias(ARRIVAL_DAY),
     )
-    unused = [name for name in rows.columns if name.lower() not in _lower_names(source)]
+    fields = {name.lower() for name in source.fields}
+    unused = [name for name in rows.columns if name.lower() not in fields]
     return SourceLines(lines, absent, unused)
 
 
@@ -160,10 +161,6 @@ def _evaluate(rows: DataFrame, expressions: Mapping[str, str], timezone: str) ->
     finally:
         spark.conf.set(SESSION_ZONE, session_zone)
     return spark.table(views[1])
-
-
-def _lower_names(source: Source) -> set[str]:
-    return {name.lower() for name in source.fields}
 
 
 def _expression_type(rows: DataFrame, expression: str) -> tuple[T.DataType, str]:

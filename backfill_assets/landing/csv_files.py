@@ -12,17 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.escaping import escape_line
-from backfill_assets.landing.formats import (
-    BYTE_ORDER_MARK,
-    PROBLEM,
-    TEXT,
-    all_lines,
-    lacking_fields,
-    match_fields,
-    missing_field,
-    nonblank_texts,
-    origin_columns,
-)
+from backfill_assets.landing import formats
+from backfill_assets.landing.formats import TEXT
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.spark.filesystems import read_options
 from backfill_assets.tables.arguments import NO_CHARACTER, UTF_8, UTF_16, high_characters
@@ -102,7 +93,7 @@ def csv_lines(
     spark: SparkSession, source: Source, urls: Sequence[str], max_bytes: int, header: CsvHeader
 ) -> DataFrame:
     """The lines of CSV files that are records, without their header and comments."""
-    lines = all_lines(spark, source, urls, max_bytes)
+    lines = formats.all_lines(spark, source, urls, max_bytes)
     if header.encoding != UTF_8:
         characters = F.decode(F.col(TEXT).cast("binary"), _BYTES)
         lines = lines.withColumn(TEXT, _decoded(characters, header))
@@ -123,7 +114,7 @@ def multiline_records(
     encoding = "UTF-16" if header.encoding == UTF_16 else _BYTES
     characters = F.decode(F.col("value").cast("binary"), encoding)
     records = F.regexp_extract_all(characters, F.lit(record_pattern(source)), F.lit(1))
-    exploded = files.select(*origin_columns(source), F.explode(records).alias(TEXT))
+    exploded = files.select(*formats.origin_columns(source), F.explode(records).alias(TEXT))
     text = F.col(TEXT)
     if header.encoding == UTF_8:
         text = F.encode(text, _BYTES).cast("string")
@@ -141,7 +132,7 @@ def _decoded(characters: Column, header: CsvHeader) -> Column:
 
 def _data_records(records: DataFrame, source: Source, header: CsvHeader) -> DataFrame:
     """The records without blank ones, comments and those that equal the header."""
-    records = nonblank_texts(records)
+    records = formats.nonblank_texts(records)
     if source.comment:
         records = records.where(~F.col(TEXT).startswith(source.comment))
     if header.text:
@@ -214,7 +205,7 @@ def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> CsvHe
 
 def _raise_if_header(record: str, texts: Sequence[str], source: Source) -> None:
     """Raise if the first record of a file that is to have no header is one."""
-    if {*source.fields} <= {*match_fields(texts, source.fields, source.rename)}:
+    if {*source.fields} <= {*formats.match_fields(texts, source.fields, source.rename)}:
         raise LandingError(
             "its first line is a header, and the source is declared with header=False: leave that "
             f"out, or have the source send files without one{_header_excerpt(record)}"
@@ -246,7 +237,7 @@ def csv_texts(
     if encoding != UTF_8:
         whole = data[: len(data) // 2 * 2] if encoding == UTF_16 else data
         data = whole.decode(encoding, errors="replace").encode()
-    mark = BYTE_ORDER_MARK.encode()
+    mark = formats.BYTE_ORDER_MARK.encode()
     for match in re.finditer(record_pattern(source).encode("latin-1"), data):
         record = match[1].removeprefix(mark)
         if source.comment and record.startswith(source.comment.encode()):
@@ -288,7 +279,7 @@ def header_columns(header: CsvHeader, source: Source) -> list[str]:
         raise LandingError(
             f"its first line is not a header: {error}{_header_excerpt(header.text)}"
         ) from None
-    names = match_fields([name.strip() for name in record], source.fields, source.rename)
+    names = formats.match_fields([name.strip() for name in record], source.fields, source.rename)
     required = [name for name in source.fields if name not in source.may_be_null]
     if missing := [name for name in required if name not in names]:
         separated = f", separated by {source.delimiter!r}" if len(names) == 1 else ""
@@ -333,7 +324,7 @@ def csv_records(lines: DataFrame, header: CsvHeader, source: Source) -> DataFram
 
     def field_column(name: str) -> Column:
         if name not in places:
-            return missing_field(name)
+            return formats.missing_field(name)
         return _plain_number(cell(name), source, source.types[name]).alias(name)
 
     ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
@@ -367,8 +358,8 @@ def csv_records(lines: DataFrame, header: CsvHeader, source: Source) -> DataFram
         "source_file",
         TEXT,
         *map(field_column, source.fields),
-        F.coalesce(problem, *wrong_numbers).alias(PROBLEM),
-        lacking_fields(source, places),
+        F.coalesce(problem, *wrong_numbers).alias(formats.PROBLEM),
+        formats.lacking_fields(source, places),
     )
 
 

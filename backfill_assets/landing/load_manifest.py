@@ -320,7 +320,7 @@ def describe_change(day: date, previous: LoadManifest | None, target: LoadTarget
     accepted = {
         name
         for name, digest in previous.awaiting_approval.items()
-        if _has_content(current, name, digest)
+        if name in current.files and current.files[name].digest == digest
     }
     renamed = _renamed_files(previous.files, target.dropped, current.files)
     changes = {

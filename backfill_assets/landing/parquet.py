@@ -10,16 +10,8 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.landing.formats import (
-    PROBLEM,
-    TEXT,
-    identifier_fields,
-    json_fields,
-    lacking_fields,
-    match_fields,
-    missing_field,
-    origin_columns,
-)
+from backfill_assets.landing import formats
+from backfill_assets.landing.formats import TEXT
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.spark.filesystems import read_options
 from backfill_assets.spark.frames import quote_name
@@ -91,7 +83,7 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
     leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
     # Timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
-    names = match_fields(schema.names, source.fields, source.rename)
+    names = formats.match_fields(schema.names, source.fields, source.rename)
     # Spark ignores upper and lower case; `_metadata` is its own column.
     spellings = Counter([*(name.lower() for name in names), "_metadata"])
     types, nanoseconds, unreadable, renamed = {}, set(), {}, {}
@@ -101,7 +93,7 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
                 raise LandingError(f"more than one column is named {name}")
             continue
         spark_type = T.TimestampType() if column in int96 else value_type(kind)
-        if spark_type is None and name in json_fields(source):
+        if spark_type is None and name in formats.json_fields(source):
             spark_type = _nested_type(kind)
         if spark_type is not None:
             types[name] = spark_type
@@ -197,19 +189,19 @@ def parquet_fields(
 
     def field_column(name: str) -> Column:
         if name not in types:
-            return missing_field(name)
+            return formats.missing_field(name)
         if as_text or not _fits_type(types[name], source.types[name], source.timezone):
             return texts[name].alias(name)
         return cells[name].cast(source.types[name]).alias(name)
 
     return rows.select(
-        *origin_columns(source),
+        *formats.origin_columns(source),
         (F.lit("{}") if not types else F.to_json(row) if as_text else row).alias(TEXT),
         *map(field_column, source.fields),
         (
             F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
-        ).alias(PROBLEM),
-        lacking_fields(source, types),
+        ).alias(formats.PROBLEM),
+        formats.lacking_fields(source, types),
     )
 
 
@@ -262,7 +254,9 @@ def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list
     problems = []
     for name, kind in columns.types:
         whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
-        if name in identifier_fields(source) and not (whole or isinstance(kind, T.StringType)):
+        if name in formats.identifier_fields(source) and not (
+            whole or isinstance(kind, T.StringType)
+        ):
             text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
             problems.append(F.when(F.col(quote_name(name)).isNotNull(), text))
     return problems

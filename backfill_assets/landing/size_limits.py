@@ -194,11 +194,8 @@ def _decompress_pieces(stream: pa.NativeFile, max_bytes: int) -> Iterator[bytes]
                 yield member.decompress(data, max_bytes)
                 data = member.unconsumed_tail
                 if member.eof:
-                    data, member, in_member = (
-                        member.unused_data,
-                        zlib.decompressobj(wbits=31),
-                        False,
-                    )
+                    data, in_member = member.unused_data, False
+                    member = zlib.decompressobj(wbits=31)
     except zlib.error as error:
         raise LandingError(f"broken gzip: {error}") from None
     if in_member:

@@ -4,7 +4,6 @@ It knows no tables and days. Answers are stored while other requests still run, 
 process loses only the last few.
 """
 
-import os
 import random
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from backfill_assets.delta import delta_rs
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledger_reader import DELETION_COUNTER
 from backfill_assets.lookups.service import Reply, Service
-from backfill_assets.spark.filesystems import folder_filesystem
+from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.tables.unpartitioned import ANSWERED_AT, Lookup, Quota
 
 #: The number of added files after which they are compacted.
@@ -224,12 +223,9 @@ class SharedQuota:
         with self._lock, self._bucket.lock:
             if until <= self._paused_until:
                 return
-            # Write to a temporary file and rename it: a reader sees the old time or the new one.
-            new = self._pause_file.with_name(
-                f"{self._pause_file.name}.{os.getpid()}.{time.monotonic_ns()}"
-            )
-            new.write_text(f"{until:.3f}")
-            new.replace(self._pause_file)
+            # A reader sees the old time or the new one.
+            folder, name = str(self._pause_file.parent), self._pause_file.name
+            replace_file(folder, name, f"{until:.3f}".encode())
 
     @property
     def pause_seconds(self) -> float:

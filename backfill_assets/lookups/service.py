@@ -107,11 +107,7 @@ def _parse_text(raw_value: Any, _: Any) -> str:
 
 def _parse_long(raw_value: Any, _: Any) -> int:
     """Raises TypeError for a boolean, an `int` in Python, and for what does not fit 64 bits."""
-    if (
-        isinstance(raw_value, bool)
-        or not isinstance(raw_value, int)
-        or not -(2**63) <= raw_value < 2**63
-    ):
+    if type(raw_value) is not int or not -(2**63) <= raw_value < 2**63:
         raise TypeError
     return raw_value
 

@@ -7,7 +7,7 @@ assets as one that a person starts.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -25,7 +25,7 @@ from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
-from backfill_assets.escaping import escape_markdown
+from backfill_assets.escaping import escape_markdown, markdown_table
 from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.publish.types import LATER_DAYS_TAG
@@ -33,42 +33,22 @@ from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
 
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
-
-
-def _digest_texts(texts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+#: The check of every table, then those of frozen tables alone, with their descriptions.
+_STATE_CHECKS = {
+    _DAYS: "Every day that is due is published, from the input as it is now.",
+    _FINAL_DAYS: "No final day has changed but by a run that a person launched.",
+    _ONE_CODE: "All days that one backfill made, in all tables, were made by one code and one "
+    "configuration.",
+}
 
 
 def _check_specs(deployment: Deployment) -> list[dg.AssetCheckSpec]:
     """Return the check `days` for every table, and two more for each frozen table."""
-    keys = {name: deployment.asset_key(name) for name in deployment.tables}
-    frozen = [key for name, key in keys.items() if deployment.tables[name].frozen]
     return [
-        *(
-            dg.AssetCheckSpec(
-                _DAYS,
-                asset=key,
-                description="Every day that is due is published, from the input as it is now.",
-            )
-            for key in keys.values()
-        ),
-        *(
-            dg.AssetCheckSpec(
-                _FINAL_DAYS,
-                asset=key,
-                description="No final day has changed but by a run that a person launched.",
-            )
-            for key in frozen
-        ),
-        *(
-            dg.AssetCheckSpec(
-                _ONE_CODE,
-                asset=key,
-                description="All days that one backfill made, in all tables, were made by one code "
-                "and one configuration.",
-            )
-            for key in frozen
-        ),
+        dg.AssetCheckSpec(check, asset=deployment.asset_key(name), description=description)
+        for check, description in _STATE_CHECKS.items()
+        for name, table in deployment.tables.items()
+        if check == _DAYS or table.frozen
     ]
 
 
@@ -116,12 +96,15 @@ def _evaluate_checks(
 
 def _state_table(state_by_day: Mapping[date, states.DayState]) -> str:
     """Return the states as a Markdown table, a row for each gapless range of days in one state."""
-    spans: list[tuple[Window, str]] = []
-    for state in set(state_by_day.values()):
-        days = [day for day, day_state in state_by_day.items() if day_state is state]
-        spans += [(window, state.value) for window in to_windows(days)]
-    rows = [f"| {window} | {state} |" for window, state in sorted(spans, key=lambda s: s[0].start)]
-    return "\n".join(["| days | state |", "|---|---|", *rows[-200:]])
+    spans = [
+        (window, state.value)
+        for state, days in states.days_by_state(state_by_day).items()
+        for window in to_windows(days)
+    ]
+    spans.sort(key=lambda span: span[0].start)
+    return markdown_table(
+        ("days", "state"), [(str(window), state) for window, state in spans[-200:]]
+    )
 
 
 def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
@@ -220,7 +203,8 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
             _write_metrics(context, monitor.deployment, snapshot)
         for evaluation in _evaluate_checks(monitor.deployment, snapshot):
             name = evaluation.asset_check_key.to_user_string()
-            current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
+            shown = json.dumps([str(evaluation.description), repr(evaluation.metadata)])
+            current[name] = hashlib.sha256(shown.encode()).hexdigest()[:16]
             if previous.get(name) != current[name]:
                 events.append(evaluation)
         if not events:
@@ -315,10 +299,10 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
 class Automation:
     """The jobs, schedules, sensors and checks of a deployment."""
 
-    jobs: Sequence[Any] = field(default_factory=list)
-    schedules: Sequence[dg.ScheduleDefinition] = field(default_factory=list)
-    sensors: Sequence[dg.SensorDefinition] = field(default_factory=list)
-    checks: Sequence[dg.AssetChecksDefinition] = field(default_factory=list)
+    jobs: Sequence[Any]
+    schedules: Sequence[dg.ScheduleDefinition]
+    sensors: Sequence[dg.SensorDefinition]
+    checks: Sequence[dg.AssetChecksDefinition]
 
 
 def build_automation(deployment: Deployment, clock: Clock | None = None) -> Automation:
@@ -458,9 +442,7 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
-        daily = [
-            request for request in requests if _request_cadence(monitor, request) is Grain.DAILY
-        ]
+        daily = [r for r in requests if _request_cadence(monitor, r) is Grain.DAILY]
         yield from (_run_request(monitor, request, kind, today) for request in daily)
         if requests and not daily:
             # A schedule has one job.

@@ -19,6 +19,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import states
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
+from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, MonitoringSnapshot
 from backfill_assets.staleness.unloaded import no_data_warning
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
@@ -39,7 +40,7 @@ _NEW_INPUT = (
 )
 
 
-def find_incidents(snapshot: states.MonitoringSnapshot) -> list[Incident]:
+def find_incidents(snapshot: MonitoringSnapshot) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
     states_by_table = {name: snapshot.states_of(name) for name in snapshot.ledgers}
     changed = {name: states.changed_final_days(name, snapshot) for name in snapshot.frozen_tables}
@@ -57,47 +58,31 @@ def find_incidents(snapshot: states.MonitoringSnapshot) -> list[Incident]:
             states_by_table[input_table]
             for input_table in snapshot.graph.direct_inputs(name) or _loaded_with(name, snapshot)
         ]
-        not_built = {
-            day for source in upstream for day in _days_in(source, states.DayState.CHECK_FAILED)
-        }
+        not_built = {day for source in upstream for day in _days_in(source, DayState.CHECK_FAILED)}
         # A failed day fails in all downstream tables: only the first table needs a fix.
-        incidents += _failed_checks(
-            name, _days_in(by_day, states.DayState.CHECK_FAILED) - not_built, snapshot
-        )
+        failed = _days_in(by_day, DayState.CHECK_FAILED) - not_built
+        incidents += _failed_checks(name, failed, snapshot)
         not_built |= {
             day
             for source in upstream
-            for day in _days_in(source, states.DayState.MISSING, states.DayState.ON_HOLD)
+            for day in _days_in(source, DayState.MISSING, DayState.ON_HOLD)
         }
-        missing = _days_in(by_day, states.DayState.MISSING) - not_built
+        missing = _days_in(by_day, DayState.MISSING) - not_built
         inside = states.find_holes(by_day)
-        add_incidents(
-            "hole", name, missing & inside, states.STATE_MEANINGS[states.DayState.MISSING]
-        )
-        add_incidents(
-            "stale", name, missing - inside, states.STATE_MEANINGS[states.DayState.MISSING]
-        )
-        external = _days_in(by_day, states.DayState.EXTERNAL) - changed.get(name, {}).keys()
-        add_incidents(
-            "changed by another writer",
-            name,
-            external,
-            states.STATE_MEANINGS[states.DayState.EXTERNAL],
-        )
-        if other_settings_days := _days_in(by_day, states.DayState.OTHER_SETTINGS):
+        add_incidents("hole", name, missing & inside, STATE_MEANINGS[DayState.MISSING])
+        add_incidents("stale", name, missing - inside, STATE_MEANINGS[DayState.MISSING])
+        external = _days_in(by_day, DayState.EXTERNAL) - changed.get(name, {}).keys()
+        meaning = STATE_MEANINGS[DayState.EXTERNAL]
+        add_incidents("changed by another writer", name, external, meaning)
+        if other_settings_days := _days_in(by_day, DayState.OTHER_SETTINGS):
             # One incident for the table: a changed setting concerns most of its days.
-            meaning = states.STATE_MEANINGS[states.DayState.OTHER_SETTINGS]
+            meaning = STATE_MEANINGS[DayState.OTHER_SETTINGS]
             detail = f"{format_ranges(other_settings_days)}: {meaning}"
-            incidents.append(
-                Incident("other settings", name, "", detail, {"days": len(other_settings_days)})
-            )
-        withdrawn = _days_in(by_day, states.DayState.INPUT_WITHDRAWN)
-        add_incidents(
-            "input taken back",
-            name,
-            withdrawn,
-            states.STATE_MEANINGS[states.DayState.INPUT_WITHDRAWN],
-        )
+            size = {"days": len(other_settings_days)}
+            incidents.append(Incident("other settings", name, "", detail, size))
+        withdrawn = _days_in(by_day, DayState.INPUT_WITHDRAWN)
+        meaning = STATE_MEANINGS[DayState.INPUT_WITHDRAWN]
+        add_incidents("input taken back", name, withdrawn, meaning)
         for text, closed_days in final_days_behind(name, snapshot).items():
             add_incidents("new input for final days", name, closed_days, text)
     for name, days in changed.items():
@@ -110,7 +95,7 @@ def find_incidents(snapshot: states.MonitoringSnapshot) -> list[Incident]:
         }
         add_incidents("input missing", log, recent, _ABSENT)
         for day, files in sorted(snapshot.unloaded[log].files_on_hold.items()):
-            detail = f"{', '.join(files)}: {states.STATE_MEANINGS[states.DayState.HELD]}"
+            detail = f"{', '.join(files)}: {STATE_MEANINGS[DayState.HELD]}"
             size = {"files": len(files)}
             incidents.append(Incident("replaced file waits", log, str(day), detail, size))
         incidents += clock_incidents(snapshot, log)
@@ -120,22 +105,22 @@ def find_incidents(snapshot: states.MonitoringSnapshot) -> list[Incident]:
 
 
 def _failed_checks(
-    name: str, days: Collection[date], snapshot: states.MonitoringSnapshot
+    name: str, days: Collection[date], snapshot: MonitoringSnapshot
 ) -> Iterator[Incident]:
     for day in sorted(days):
         checks = sorted(snapshot.failed_checks[name][day])
-        detail = f"{', '.join(checks)}: {states.STATE_MEANINGS[states.DayState.CHECK_FAILED]}"
+        detail = f"{', '.join(checks)}: {STATE_MEANINGS[DayState.CHECK_FAILED]}"
         yield Incident("check failed", name, str(day), detail, dict.fromkeys(checks, 1))
 
 
-def _loaded_with(name: str, snapshot: states.MonitoringSnapshot) -> list[str]:
+def _loaded_with(name: str, snapshot: MonitoringSnapshot) -> list[str]:
     """Return the raw log of rejected lines: a day missing in both is one incident."""
     table = snapshot.ledgers[name].table
     rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
     return [*snapshot.graph.source_logs(name)] if rejected else []
 
 
-def final_days_behind(name: str, snapshot: states.MonitoringSnapshot) -> dict[str, list[date]]:
+def final_days_behind(name: str, snapshot: MonitoringSnapshot) -> dict[str, list[date]]:
     """Return the final days behind their input, by a text: what changed, and what to do."""
     days_by_text: dict[str, list[date]] = {}
     for day, reason in sorted(snapshot.stale.final.get(name, {}).items()):
@@ -148,7 +133,7 @@ def final_days_behind(name: str, snapshot: states.MonitoringSnapshot) -> dict[st
     return days_by_text
 
 
-def _new_lines_text(name: str, snapshot: states.MonitoringSnapshot) -> str:
+def _new_lines_text(name: str, snapshot: MonitoringSnapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = snapshot.graph
     logs = graph.source_logs(name)
@@ -190,7 +175,7 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
             f"of version(s) {_version_ranges(ledger.missing_versions)} neither the commit nor a "
             f"copy is there any more; {len(days)} day(s) have no record of who published them, and "
             f"from what: {format_ranges(days)}. "
-            f"{states.STATE_MEANINGS[states.DayState.UNRECORDED]}"
+            f"{STATE_MEANINGS[DayState.UNRECORDED]}"
         )
         detail = "; ".join(filter(None, [detail, retention]))
         yield Incident("log was cut", name, "", detail, {"days": len(days)})
@@ -209,11 +194,11 @@ def _version_ranges(versions: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-def _days_in(by_day: dict[date, states.DayState], *matching: states.DayState) -> set[date]:
+def _days_in(by_day: dict[date, DayState], *matching: DayState) -> set[date]:
     return {day for day, state in by_day.items() if state in matching}
 
 
-def clock_incidents(snapshot: states.MonitoringSnapshot, log: str) -> Iterator[Incident]:
+def clock_incidents(snapshot: MonitoringSnapshot, log: str) -> Iterator[Incident]:
     """Yield contradictions between the clock and the landed days: one of the two is wrong."""
     if warning := no_data_warning(
         snapshot.unloaded[log], snapshot.graph.policy_of(log), snapshot.today
@@ -228,7 +213,7 @@ def clock_incidents(snapshot: states.MonitoringSnapshot, log: str) -> Iterator[I
         yield Incident("published before it was over", log, "", detail)
 
 
-def _rejected_incidents(snapshot: states.MonitoringSnapshot, log: str) -> list[Incident]:
+def _rejected_incidents(snapshot: MonitoringSnapshot, log: str) -> list[Incident]:
     """Return published days with many rejected lines; unpublished ones are failed checks."""
     incidents = []
     for day, record in sorted(snapshot.ledgers[log].latest.items()):
@@ -240,7 +225,7 @@ def _rejected_incidents(snapshot: states.MonitoringSnapshot, log: str) -> list[I
     return incidents
 
 
-def _late_money_incidents(snapshot: states.MonitoringSnapshot, source: Source) -> list[Incident]:
+def _late_money_incidents(snapshot: MonitoringSnapshot, source: Source) -> list[Incident]:
     """Return an incident for each recent log day with late lines, as the commits record them."""
     if (late := source.late.name) not in snapshot.ledgers:
         return []
@@ -313,7 +298,7 @@ class Monitor:
         """The business day."""
         return self.clock().astimezone(self.deployment.settings.zone).date()
 
-    def read_snapshot(self, instance: dg.DagsterInstance) -> states.MonitoringSnapshot:
+    def read_snapshot(self, instance: dg.DagsterInstance) -> MonitoringSnapshot:
         """Read everything that the day states are derived from."""
         return read_snapshot(self.deployment, instance, self.clock())
 
@@ -347,7 +332,7 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
 
 def read_snapshot(
     deployment: Deployment, instance: dg.DagsterInstance, now: datetime
-) -> states.MonitoringSnapshot:
+) -> MonitoringSnapshot:
     """Read everything that the day states are derived from.
 
     Raises:
@@ -355,7 +340,7 @@ def read_snapshot(
     """
     now = now.astimezone(deployment.settings.zone)
     ledgers, today = read_ledgers(deployment), now.date()
-    return states.MonitoringSnapshot(
+    return MonitoringSnapshot(
         deployment.graph,
         ledgers,
         today,

@@ -50,24 +50,14 @@ class Request:
     key: str
 
 
-#: Whether a run may include a day of a table that need not be built, without changing it.
-InclusionRule = Callable[[str, date], bool]
-
-
+#: Says something of a day of a table.
+DayRule = Callable[[str, date], bool]
 #: Days by the name of a table.
 DaysByTable = Mapping[str, Container[date]]
 
 
-def _include_nothing(_table: str, _day: date) -> bool:
-    return False
-
-
 #: Whether a run of some tables on a day can build a table that is not behind yet.
 FollowRule = Callable[[str, date, Collection[str]], bool]
-
-
-def _all_follow(_table: str, _day: date, _built: Collection[str]) -> bool:
-    return True
 
 
 def load_requests(
@@ -106,15 +96,17 @@ def rebuild_requests(
     graph: Graph,
     per_run: int,
     waiting_tables: Mapping[str, Container[str]] | None = None,
-    may_include: InclusionRule = _include_nothing,
+    may_include: DayRule = lambda _table, _day: False,
     failed_days: DaysByTable = MappingProxyType({}),
-    may_follow: FollowRule = _all_follow,
+    may_follow: FollowRule = lambda _table, _day, _built: True,
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their days.
 
     `per_run` and `failed_days` are as in `load_requests`. `waiting_tables` has, by id of an
     unfinished run or backfill, the tables that it will still build if it has changed one of their
-    inputs. A table that `may_follow` excludes on a day is not rebuilt together with its inputs.
+    inputs. `may_include` says whether a run may include a day that need not be built, without
+    changing it. A table that `may_follow` excludes on a day is not rebuilt together with its
+    inputs.
     """
     tokens: dict[tuple[date, str], str] = {}
     for table in (*graph.by_log_day, *graph.by_event_day):
@@ -181,9 +173,9 @@ def _with_followers(
     )
 
 
-def first_batch(requests: Sequence[Request], limit: int = BATCH_SIZE) -> list[Request]:
+def first_batch(requests: Sequence[Request]) -> list[Request]:
     """Return the first requests, as many as one batch allows; those of the same tables are one."""
-    first = [*dict.fromkeys(request.tables for request in requests)][:limit]
+    first = [*dict.fromkeys(request.tables for request in requests)][:BATCH_SIZE]
     return [request for request in requests if request.tables in first]
 
 
@@ -375,7 +367,7 @@ def unloaded_by_log(
     }
 
 
-def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> InclusionRule:
+def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> DayRule:
     """Return a rule that allows published days with current settings and unchanged inputs.
 
     Computing such a day again changes no row; if its code has not changed either, it is not even

@@ -181,18 +181,14 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
     """Return the state of every day that is due or published."""
     graph, ledger = snapshot.graph, snapshot.ledgers[table]
     other_settings_days = snapshot.other_settings_days(table)
-    stale_days = {*snapshot.stale.open.get(table, ()), *snapshot.stale.blocked.get(table, ())}
-    failed = snapshot.failed_checks.get(table, ())
-    unloaded_by_log = (
-        [snapshot.unloaded[log] for log in graph.source_logs(table)]
-        if table in graph.landed_tables
-        else []
-    )
+    logs = graph.source_logs(table) if table in graph.landed_tables else ()
+    unloaded_by_log = [snapshot.unloaded[log] for log in logs]
     on_hold = {*snapshot.stale.on_hold.get(table, ())}
     on_hold.update(*(unloaded.reverted_days for unloaded in unloaded_by_log))
     days_of = ledger.table.grain.days_of
     retired = ledger.table.is_retired(snapshot.today)
-    failed = () if retired else failed
+    failed = () if retired else snapshot.failed_checks.get(table, ())
+    stale_days = {*snapshot.stale.open.get(table, ()), *snapshot.stale.blocked.get(table, ())}
     for unloaded in unloaded_by_log:
         stale_days |= unloaded.days_to_load.keys() - unloaded.days_without_news
 
@@ -257,6 +253,12 @@ def _lacks_log(log: str, table: str, day: date, snapshot: MonitoringSnapshot) ->
     return not decisive_days.isdisjoint(snapshot.graph.policy_of(log).log_days(day))
 
 
+def days_by_state(states: Mapping[date, DayState]) -> dict[DayState, list[date]]:
+    """Return the days of each state that has some, in the order of `DayState`."""
+    days = {state: [day for day in states if states[day] is state] for state in DayState}
+    return {state: state_days for state, state_days in days.items() if state_days}
+
+
 def count_states(states: Mapping[date, DayState]) -> dict[str, int]:
     """Return the number of days in each state."""
     counts = Counter(states.values())
@@ -265,13 +267,11 @@ def count_states(states: Mapping[date, DayState]) -> dict[str, int]:
 
 def describe_states(states: Mapping[date, DayState]) -> str:
     """Return the days of each state that needs action, with its meaning; empty if none."""
-    lines = []
-    for state in DayState:
-        days = [day for day, day_state in states.items() if day_state is state]
-        if days and not state.is_good:
-            spans = format_ranges(days)
-            lines.append(f"{state.value}: {spans} ({STATE_MEANINGS[state]})")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{state.value}: {format_ranges(days)} ({STATE_MEANINGS[state]})"
+        for state, days in days_by_state(states).items()
+        if not state.is_good
+    )
 
 
 def find_holes(states: Mapping[date, DayState]) -> set[date]:

@@ -28,13 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from backfill_assets.settings import (
-    DEPLOYMENT_LOCK,
-    PREFIX,
-    Settings,
-    SettingsError,
-    parse_ui_url,
-)
+from backfill_assets.settings import DEPLOYMENT_LOCK, PREFIX, Settings, SettingsError, parse_ui_url
 from backfill_assets.spark.processes import ProcessGroup, jvm_environment
 
 if TYPE_CHECKING:
@@ -286,16 +280,10 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         address = f"{folder}/code.sock"  # a short path: a socket's path has 100 characters at most
         code_command = [
-            sys.executable,
-            "-m",
-            _CODE_SERVER,
-            "api",
-            "grpc",
-            "-s",
-            address,
+            *(sys.executable, "-m", _CODE_SERVER, "api", "grpc", "-s", address),
             *_CODE_SERVER_OPTIONS,
+            *("--location-name", settings.location),
         ]
-        code_command += ["--location-name", settings.location]
         servers.append(Server("code server", code_command, address, environment, say))
         # In DAGSTER_HOME, where no cleaner removes it: Dagster reads it again and again.
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
@@ -332,9 +320,8 @@ def supervise(
                     server.keep_running()
                 if not running and all(server.ready for server in servers):
                     for part in parts:
-                        inherits = part.inherits
                         running[part.name] = ProcessGroup(
-                            part.command, environment, inherits=inherits
+                            part.command, environment, inherits=part.inherits
                         )
                 for name, group in running.items():
                     if (status := group.exit_status()) is not None:

@@ -96,6 +96,14 @@ class StageResult(NamedTuple):
     counts: Mapping[str, Mapping[Outcome, int]]
     failure: str = ""
 
+    @property
+    def counts_as_text(self) -> dict[str, str]:
+        """The number of days by outcome as text, by table."""
+        return {
+            table: ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
+            for table, counts in self.counts.items()
+        }
+
 
 def prepare_target(
     publisher: DeltaIOManager, deployment: Deployment, name: str, request: BackfillRequest

@@ -15,12 +15,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.delta.targets import (
-    ComparisonLimits,
-    Target,
-    TargetComparison,
-    TargetError,
-)
+from backfill_assets.delta.targets import ComparisonLimits, Target, TargetError
 from backfill_assets.deployment import Deployment
 from backfill_assets.shadow.build import built_days, describe_missing_days, refuse_migrated
 from backfill_assets.tables.code_version import Code
@@ -138,7 +133,7 @@ def save_comparison(
 
     `target` and `ledgers` must be as they were when compared.
     """
-    compared = TargetComparison(
+    compared = targets.TargetComparison(
         generation=target.generation,
         versions={name: ledgers[name].version or 0 for name in target.tables},
         pins=target.pins,

@@ -11,10 +11,11 @@ from backfill_assets.backfills.diff import as_table
 from backfill_assets.backfills.undo import NothingToUndoError
 from backfill_assets.calendar.partitions import parse_calendar_days
 from backfill_assets.dagster_ext.failures import is_retry
-from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
+from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, one_op_job
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
+from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.shadow import build, compare, switch
 from backfill_assets.tables.code_version import Code
@@ -106,23 +107,22 @@ def _build_shadow_job(
             raise dg.Failure(stages[-1].failure, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
-    @dg.job(
-        description="Builds days into a target, beside production: nobody who reads production "
-        "notices. What has been built already is left alone."
+    return one_op_job(
+        build_days,
+        "shadow_backfill",
+        "Builds days into a target, beside production: nobody who reads production notices. What "
+        "has been built already is left alone.",
     )
-    def shadow_backfill() -> None:
-        build_days()
-
-    return shadow_backfill
 
 
 def _stages_table(stages: list[build.StageResult]) -> dg.MarkdownMetadataValue:
-    lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
-    for stage in stages:
-        for table, counts in stage.counts.items():
-            counted = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
-            lines.append(f"| {stage.name} | {stage.window} | {table} | {counted} |")
-    return dg.MetadataValue.md("\n".join(lines))
+    rows = [
+        (stage.name, str(stage.window), table, counts)
+        for stage in stages
+        for table, counts in stage.counts_as_text.items()
+    ]
+    headings = ("stage", "days", "table", "days by outcome")
+    return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
 def _build_compare_job(
@@ -158,15 +158,12 @@ def _build_compare_job(
             raise dg.Failure(message, metadata=metadata, allow_retries=False)
         yield dg.Output(None, metadata=metadata)
 
-    @dg.job(
-        name="compare_target",
-        description="Compares the days that a target has with those of production: rows, keys, "
-        "totals, SHA-256, drift, and rows that differ.",
+    return one_op_job(
+        compare_tables,
+        "compare_target",
+        "Compares the days that a target has with those of production: rows, keys, totals, "
+        "SHA-256, drift, and rows that differ.",
     )
-    def compare_job() -> None:
-        compare_tables()
-
-    return compare_job
 
 
 def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
@@ -204,15 +201,12 @@ def _build_switch_job(
             raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)
 
-    @dg.job(
-        name=switch.SWITCH_JOB,
-        description="Makes the days of a target production, one metadata commit a table; refuses "
-        "a target that is behind. One that was interrupted is finished.",
+    return one_op_job(
+        adopt_days,
+        switch.SWITCH_JOB,
+        "Makes the days of a target production, one metadata commit a table; refuses a target that "
+        "is behind. One that was interrupted is finished.",
     )
-    def switch_job() -> None:
-        adopt_days()
-
-    return switch_job
 
 
 def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
@@ -240,14 +234,12 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
             context.log.info("The attempt before had put all days back.")
         yield dg.Output(None)
 
-    @dg.job(
-        description="Puts the days that one backfill wrote, and what was made of them since, back "
-        "to what they were before it, in every table; refuses where others have written since."
+    return one_op_job(
+        put_back,
+        "undo",
+        "Puts the days that one backfill wrote, and what was made of them since, back to what they "
+        "were before it, in every table; refuses where others have written since.",
     )
-    def undo() -> None:
-        put_back()
-
-    return undo
 
 
 def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.SensorDefinition:

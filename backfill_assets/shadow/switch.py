@@ -371,13 +371,10 @@ def switch_over(
     # Commit all tables before yielding: reporting three years of days to Dagster takes longer, and
     # until the last commit readers of several tables see a mix.
     for table_name, days in target.days.items():
-        table, cloned = (
-            deployment.tables[table_name],
-            build.days_to_clone(deployment, target, table_name, from_ranges(days)),
-        )
-        results = _publish_days(
-            publisher, deployment, target, cloned, publisher.run_metadata(table, run_id, tags)
-        )
+        table = deployment.tables[table_name]
+        cloned = build.days_to_clone(deployment, target, table_name, from_ranges(days))
+        record = publisher.run_metadata(table, run_id, tags)
+        results = _publish_days(publisher, deployment, target, cloned, record)
         switched.append((table, results))
     yield from switched
     _end_switch(deployment, target)

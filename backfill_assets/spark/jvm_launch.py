@@ -21,11 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from py4j.java_gateway import (  # type: ignore[import-untyped]
-    JavaClass,
-    JavaMember,
-    JVMView,
-)
+from py4j.java_gateway import JavaClass, JavaMember, JVMView  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
 from backfill_assets.spark.jars import find_java
@@ -135,7 +131,7 @@ class ScratchDir:
         self._known_blocks: set[Path] = set()
 
     def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Spark's configuration, with this folder unless it names another one."""
+        """Spark's configuration, with this folder for temporary files unless it names its own."""
         options = config.get(_JAVA_OPTIONS, "")
         # Spark splits the options of a JVM at each space.
         if _TMPDIR_OPTION not in options and " " not in str(self.folder):

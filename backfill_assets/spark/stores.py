@@ -423,6 +423,7 @@ def configured_store_types(config: Mapping[str, Any]) -> list[type[ObjectStore]]
 
 
 def _first_variable(*names: str) -> str:
+    """The value of the first of these environment variables that has one; empty if none has."""
     return next(filter(None, map(os.environ.get, names)), "")
 
 

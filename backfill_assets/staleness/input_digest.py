@@ -5,12 +5,14 @@ so a day with an unchanged input digest need not be computed again.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
 from functools import cached_property
 from typing import Any, Self
 
+from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.table import Inputs
 
@@ -26,29 +28,33 @@ def input_digests(
 
     `content_overrides` replaces published content, by input and day.
     """
-    overrides = content_overrides or {}
     reference_contents = [f"{name} {content}" for name, content in (references or {}).items()]
-    reads = [
-        # If the number of input days varies, content without its date would be ambiguous.
-        (
-            ledgers[dependency.source.name],
-            dependency.reach.deciding_days(ledgers[dependency.source.name]),
-            dependency.reach.varies_by_day,
+    describers = [
+        _content_describer(
+            dependency.reach, ledgers[dependency.source.name], content_overrides or {}
         )
         for dependency in inputs
     ]
     return {
         day: _hash_contents(
-            [
-                f"{d} {content}" if dated else content
-                for ledger, deciding, dated in reads
-                for d in deciding(day)
-                for content in [overrides.get((ledger.table.name, d)) or ledger.content_key(d)]
-            ]
-            + reference_contents
+            [*itertools.chain(*(describe(day) for describe in describers)), *reference_contents]
         )
         for day in days
     }
+
+
+def _content_describer(
+    reach: Reach | RecordedReach, ledger: Ledger, overrides: Mapping[tuple[str, date], str]
+) -> Callable[[date], list[str]]:
+    """Return a function from a day to the content of the input days that decide it."""
+    deciding_days = reach.deciding_days(ledger)
+
+    def describe_content(input_day: date) -> str:
+        content = overrides.get((ledger.table.name, input_day)) or ledger.content_key(input_day)
+        # Where the number of input days differs by day, content without its date is ambiguous.
+        return f"{input_day} {content}" if reach.varies_by_day else content
+
+    return lambda day: [describe_content(input_day) for input_day in deciding_days(day)]
 
 
 def _hash_contents(contents: Iterable[str]) -> str:

@@ -85,6 +85,15 @@ class Argument(NamedTuple):
     allowed: str
 
 
+#: By name of an argument, what a value must be, and its `allowed` text.
+Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+
+def arguments_by_rules(values: Mapping[str, Any], rules: Rules) -> list[Argument]:
+    """The arguments that have rules, with their values, in the order of the rules."""
+    return [Argument(name, values[name], *rule) for name, rule in rules.items()]
+
+
 def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
     """Raise if an argument has a value that is not allowed.
 

@@ -279,7 +279,7 @@ class Derived(Table):
             name = "rows" if check.column is None else check.column
             if read.of_the_day and name in ("rows", *read.table.totals):
                 text = "has {} rows" if name == "rows" else f"has {name} {{}}"
-                own = self.total_figure(check.total) if check.total else _row_figure(self)
+                own = self.total_figure(check.total) if check.total else self.rows_figure
                 equations.append(Equation(Figure(read.table, name, text), own))
         return equations
 
@@ -296,10 +296,6 @@ class Derived(Table):
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
         """Call the function, for tests: on frames with the days that a row counts for."""
         return self.transform(*frames, **named)
-
-
-def _row_figure(table: Table) -> Figure:
-    return Figure(table, "rows", "has {} rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,11 +343,6 @@ class Corrections(Table):
     def kind(self) -> str:
         """One kind for all functions."""
         return "corrections"
-
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
-        return tuple(dict.fromkeys((self.partition, *self.key)))
 
     @property
     def lineage(self) -> Lineage:

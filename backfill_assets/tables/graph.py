@@ -119,17 +119,7 @@ class Graph:
             )
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
-                end = policy.end
-                # Lines in folders after the end of the calendar are never loaded.
-                while (
-                    policy.end
-                    and end
-                    and end > policy.start
-                    and any(
-                        source_policies[log].arrival_of(end - DAY) >= policy.end for log in logs
-                    )
-                ):
-                    end -= DAY
+                end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
                 lag_days = policy.lag_days + policy.arrives_after
                 policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
@@ -269,6 +259,21 @@ class Graph:
         return tuple(names)
 
 
+def _end_of_arrivals(policy: Policy, source_policies: Sequence[Policy]) -> date | None:
+    """The end of the event days whose lines arrive before the calendar's end; None without that.
+
+    Lines in folders after the end of the calendar are never loaded.
+    """
+    if policy.end is None:
+        return None
+    end = calendar_end = policy.end
+    while end > policy.start and any(
+        source.arrival_of(end - DAY) >= calendar_end for source in source_policies
+    ):
+        end -= DAY
+    return end
+
+
 #: Errors of a declaration while its module is imported, besides `DeclarationError`.
 _DECLARATION_ERRORS = (
     *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
@@ -304,16 +309,14 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
     Raises:
         SettingsError: they cannot be imported, or do not fit together.
     """
-    policy = Policy.from_settings(settings)
+    tables_path, policy = settings.tables, Policy.from_settings(settings)
     if declared is None:
-        return _build_graph(load_tables(settings.tables), policy, settings.tables)
-    return _build_graph(collect_tables(declared, DECLARED), policy, DECLARED)
-
-
-def _build_graph(declared: Mapping[str, Table], policy: Policy, tables_path: str) -> Graph:
-    """Check the tables against each other and return their graph."""
+        all_tables = load_tables(tables_path)
+    else:
+        tables_path = DECLARED
+        all_tables = collect_tables(declared, tables_path)
     tables: dict[str, Table] = {}
-    for name, table in declared.items():
+    for name, table in all_tables.items():
         for dependency in table.inputs(policy):
             if (
                 dependency.source is not table
@@ -326,7 +329,7 @@ def _build_graph(declared: Mapping[str, Table], policy: Policy, tables_path: str
             if dependency.source.retired and not table.is_retired(dependency.source.retired):
                 raise _settings_error(tables_path, _retired_input_message(table, dependency.source))
         for reference in table.unpartitioned_inputs:
-            if reference.name in declared:
+            if reference.name in all_tables:
                 raise _settings_error(
                     tables_path, f"{name} reads {reference.name} whole, which has days: use Reads"
                 )

@@ -24,8 +24,9 @@ _PACKAGE = __name__.partition(".")[0]
 _GUIDE = "backfill_assets_guide"
 #: Libraries that a Spark distribution puts on the path outside of `site-packages`.
 _SPARK_LIBRARIES = ("pyspark", "py4j")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+#: Syntax trees of functions.
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*FUNCTIONS, ast.ClassDef)
 #: What a module has by itself.
 _MODULE_NAMES = ("__name__", "__file__", "__package__", "__spec__", "__loader__", "__path__")
 #: Functions that reach names which no text tells.
@@ -125,9 +126,8 @@ class _SourceFile:
         self._scopes: dict[tuple[str, int], list[ast.AST]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, _SCOPES):
-                first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
                 name = getattr(node, "name", "<lambda>")
-                self._scopes.setdefault((name, first), []).append(node)
+                self._scopes.setdefault((name, first_line(node)), []).append(node)
 
     def compiles_to(self, code: CodeType) -> bool:
         """Whether the file has this code, as it is now."""
@@ -158,6 +158,11 @@ class _SourceFile:
                     if getattr(node, "name", "") == part
                 ]
         return [node for node in bodies if isinstance(node, ast.ClassDef)]
+
+
+def first_line(node: Any) -> int:
+    """The first line of a function or a class, which may be that of a decorator."""
+    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
 
 
 def _spans(node: ast.expr, positions: Iterable[tuple[int | None, int | None]]) -> bool:
@@ -243,7 +248,7 @@ class TreeReader:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and not isinstance(tree, ast.Module):
                 self._add_imports(node)
-        if isinstance(tree, _FUNCTIONS):
+        if isinstance(tree, FUNCTIONS):
             body = tree.body if isinstance(tree.body, list) else [tree.body]
             return f"({_parameter_names(tree.args)}){self._block(body)}"
         if isinstance(tree, ast.Module):

@@ -14,19 +14,12 @@ import inspect
 import logging
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -37,15 +30,8 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from backfill_assets.runtime_versions import is_secret
-from backfill_assets.tables.project_source import (
-    MISSING,
-    DeadEndError,
-    Project,
-    TreeReader,
-    function_trees,
-    inner_codes,
-    source_file,
-)
+from backfill_assets.tables import project_source
+from backfill_assets.tables.project_source import MISSING, DeadEndError, Project
 
 #: What to do about an object that cannot be followed.
 _NAME_IT = (
@@ -56,6 +42,10 @@ _NAME_IT = (
 _PLAIN = (
     *(type(None), bool, int, float, complex, bytes, type(...), type(NotImplemented), range),
     *(Decimal, date, datetime, time, timedelta, UUID, ZoneInfo),
+)
+#: Objects that are code.
+_CODE_TYPES = (
+    *(types.FunctionType, type, types.ModuleType, types.MethodType, types.BuiltinFunctionType),
 )
 #: The kinds of UDFs that get the values of a row.
 _BY_ROW = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF)
@@ -100,7 +90,7 @@ def reach(
     roots: Mapping[str, object],
     project: Project,
     *,
-    counted_modules: Sequence[ModuleType] = (),
+    counted_modules: Sequence[types.ModuleType] = (),
     declare: Callable[[object], object] = lambda _: None,
     by_source: bool = False,
 ) -> ReachedCode:
@@ -126,7 +116,7 @@ class _Walk:
     def __init__(
         self,
         project: Project,
-        counted_modules: Sequence[ModuleType],
+        counted_modules: Sequence[types.ModuleType],
         declare: Callable[[object], object],
         *,
         by_source: bool,
@@ -188,7 +178,7 @@ class _Walk:
         if kind in (set, frozenset):
             items = sorted(value, key=_sort_key)
             return self._within(value, edges, lambda: f"{{{self._joined(items, edges)}}}")
-        if kind in (dict, MappingProxyType):
+        if kind in (dict, types.MappingProxyType):
             return self._within(value, edges, lambda: self._dict_text(value, edges))
         if (declared := self._declare(value)) is not None:
             return self._within(value, edges, lambda: self._text(declared, edges))
@@ -234,7 +224,7 @@ class _Walk:
         return self._texts[key][0]
 
     def _object_text(self, value: Any, edges: list[int]) -> str:
-        if isinstance(value, FunctionType | type | ModuleType | MethodType | BuiltinFunctionType):
+        if isinstance(value, _CODE_TYPES):
             return self._code_text(value, edges)
         if (text := self._known_text(value, edges)) is not None:
             return text
@@ -246,20 +236,20 @@ class _Walk:
 
     def _code_text(self, value: Any, edges: list[int]) -> str:
         match value:
-            case FunctionType():
+            case types.FunctionType():
                 return self._function_text(value, edges)
             case type():
                 own = self._is_own(value.__module__)
                 return self._reference(value, edges) if own else _library_name(value)
-            case ModuleType():
+            case types.ModuleType():
                 own = self._is_own(value.__name__)
                 return self._reference(value, edges) if own else f"module {value.__name__}"
-            case MethodType():
+            case types.MethodType():
                 return f"{self._text(value.__func__, edges)} of {self._text(value.__self__, edges)}"
         if self._is_own(value.__module__ or ""):
             raise self._dead_end(f"is compiled, and its source cannot be read: {_NAME_IT}")
         owner = value.__self__
-        if owner is None or isinstance(owner, ModuleType | type):
+        if owner is None or isinstance(owner, types.ModuleType | type):
             return _library_name(value)
         return f"{value.__name__} of {self._text(owner, edges)}"
 
@@ -287,9 +277,8 @@ class _Walk:
         try:
             reduced = reduce(value) if reduce else value.__reduce_ex__(4)
         except Exception as error:
-            raise self._dead_end(
-                f"is of {_type_name(value)}, which has no value: {_NAME_IT}"
-            ) from error
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise self._dead_end(f"is of {kind}, which has no value: {_NAME_IT}") from error
         if isinstance(reduced, str):
             return f"{_library_name(type(value))}:{reduced}"
         make, args, *others = reduced
@@ -316,7 +305,7 @@ class _Walk:
         with _Step(self._path, ".func"):
             return f"udf({parts},{self._text(value.func, edges)})"
 
-    def _function_text(self, value: FunctionType, edges: list[int]) -> str:
+    def _function_text(self, value: types.FunctionType, edges: list[int]) -> str:
         if self._is_own(value.__globals__.get("__name__", "")):
             return self._reference(value, edges)
         if hasattr(value, "evalType"):
@@ -363,18 +352,20 @@ class _Walk:
         return "@"
 
     def _fill_node(self, node: _Node, value: Any) -> None:
-        if isinstance(value, FunctionType):
+        if isinstance(value, types.FunctionType):
             try:
-                trees, names = function_trees(value), _function_names(value)
+                trees, names = project_source.function_trees(value), _function_names(value)
             except DeadEndError as error:
                 raise self._dead_end(str(error)) from error
             tree_names = {*_used_names(value.__code__)}
         else:
             # A module that was loaded from a path need not be among those that are imported.
-            is_module = isinstance(value, ModuleType)
+            is_module = isinstance(value, types.ModuleType)
             module = value if is_module else sys.modules.get(value.__module__, builtins)
             names, tree_names = vars(module), None
-            source = source_file(getattr(module, "__file__", None) or "", vars(module))
+            source = project_source.source_file(
+                getattr(module, "__file__", None) or "", vars(module)
+            )
             trees = []
             if source and is_module:
                 trees = [source.tree]
@@ -382,7 +373,7 @@ class _Walk:
                 trees = source.classes_named(value.__qualname__)
                 for function in filter(inspect.isfunction, vars(value).values()):
                     names = {**names, **_closure(function)}
-        reader = TreeReader(names, tree_names, self._project)
+        reader = project_source.TreeReader(names, tree_names, self._project)
         texts = [reader.text_of(tree) for tree in trees]
         self._reads_docs |= reader.reads_docs
         node.doc = "".join(map(_docstring, trees))
@@ -409,7 +400,9 @@ class _Walk:
         node.edges += edges
         if text == "@":
             return ""
-        is_library = isinstance(target, type | ModuleType | BuiltinFunctionType | FunctionType)
+        is_library = isinstance(
+            target, type | types.ModuleType | types.BuiltinFunctionType | types.FunctionType
+        )
         if not is_library:
             self._values[_free_name(f"{node.name} → {label}", self._values)] = text
             return ""
@@ -457,11 +450,7 @@ def _library_name(value: Any) -> str:
     return f"{top}:{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
 
 
-def _type_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _closure(function: FunctionType) -> dict[str, Any]:
+def _closure(function: types.FunctionType) -> dict[str, Any]:
     """The values of a function's closure by name; those that are not set yet are missing."""
     values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -472,21 +461,21 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return values
 
 
-def _function_names(function: FunctionType) -> dict[str, Any]:
+def _function_names(function: types.FunctionType) -> dict[str, Any]:
     return {**function.__globals__, **_closure(function)}
 
 
-def _used_names(code: CodeType) -> Iterator[str]:
+def _used_names(code: types.CodeType) -> Iterator[str]:
     """The names that code uses and does not bind itself, and its attributes."""
     yield from code.co_names
     yield from code.co_freevars
-    for inner in inner_codes(code):
+    for inner in project_source.inner_codes(code):
         yield from inner.co_names
 
 
 def _own_values(value: Any, trees: Sequence[ast.AST]) -> Iterator[tuple[str, Any]]:
     """What an object has besides its syntax tree, by name."""
-    if isinstance(value, FunctionType):
+    if isinstance(value, types.FunctionType):
         defaults = inspect.signature(value, follow_wrapped=False).parameters.items()
         yield from ((n, part.default) for n, part in defaults if part.default is not part.empty)
         yield from ((n, part) for n, part in vars(value).items() if n != "__wrapped__")
@@ -500,7 +489,9 @@ def _own_values(value: Any, trees: Sequence[ast.AST]) -> Iterator[tuple[str, Any
         # A class that a call has made.
         yield "bases", value.__bases__ if isinstance(value, type) else ()
         for name, part in sorted(vars(value).items()):
-            is_made = isinstance(part, FunctionType) and part.__code__.co_filename.startswith("<")
+            is_made = isinstance(part, types.FunctionType) and part.__code__.co_filename.startswith(
+                "<"
+            )
             if not (is_made or name.startswith("__")):
                 yield name, part
 

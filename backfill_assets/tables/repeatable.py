@@ -10,14 +10,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib.util import resolve_name
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from backfill_assets.spark.processes import pause_gc
-from backfill_assets.tables.arguments import is_user_code
+from backfill_assets.tables.project_source import FUNCTIONS, Project, first_line, source_file
 
 #: Functions that read the clock, and the number of arguments with which they do not.
 _CLOCKS: Mapping[str, float] = {
@@ -68,9 +65,6 @@ _NO_CLOCK = "take the day from the column `for_day` of an input"
 _NO_RANDOM = "take a hash of the key and a seed, as `F.xxhash64('id', F.lit(7))`"
 
 _PACKAGE = __name__.partition(".")[0]
-#: Libraries that a Spark distribution puts on the path outside of `site-packages`.
-_SPARK = ("pyspark", "py4j")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 #: Expressions that are SQL if their parts are.
 _COMPOUNDS = (
     *(ast.IfExp, ast.BoolOp, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.NamedExpr),
@@ -83,7 +77,7 @@ class RepeatableCode:
 
     def __init__(self) -> None:
         self._modules: dict[str, _Scope | None] = {}
-        self._packages: set[str] = set()
+        self._project = Project()
 
     def find_unrepeatable_call(self, functions: Iterable[Callable[..., Any]]) -> str:
         """Where functions read the clock or take random values; empty if they do not.
@@ -107,18 +101,14 @@ class RepeatableCode:
 
         With `file` it declares tables, and its package is of the project, if it is not this one.
         """
-        top = name.partition(".")[0]
         if file:
-            self._packages |= {top} - {_PACKAGE, *_SPARK}
+            self._project.add_declaring(name)
         if name not in self._modules or (file and self._modules[name] is None):
-            self._modules[name] = None
-            path = file or getattr(sys.modules.get(name), "__file__", None) or ""
-            in_project = top in self._packages or (is_user_code(path) and top not in _SPARK)
-            if path and (file or in_project):
-                # Python 3.11 fails if a finalizer prints a traceback while `ast.parse` runs.
-                with suppress(OSError, SyntaxError, ValueError), pause_gc():
-                    tree = ast.parse(Path(path).read_bytes())
-                    self._modules[name] = _Scope(tree, name, path)
+            module = sys.modules.get(name)
+            path = file or getattr(module, "__file__", None) or ""
+            is_followed = path and (file or self._project.has(name))
+            source = source_file(path, vars(module) if module else {}) if is_followed else None
+            self._modules[name] = _Scope(source.tree, name, path) if source else None
         return self._modules[name]
 
     def _definitions_of(self, function: Callable[..., Any]) -> "Iterator[_Definition]":
@@ -148,7 +138,7 @@ class _Scope:
         self.names: dict[str, list[_Definition | str]] = {}
         self.parameters: set[str] = set()
         self.stars: list[str] = outer.stars if outer else []
-        if isinstance(node, _FUNCTIONS) and outer:
+        if isinstance(node, FUNCTIONS) and outer:
             self._add_parameters(node.args, outer)
         self.body: list[ast.AST] = node.body if isinstance(node.body, list) else [node.body]
         for child in _walk_scope(self.body):
@@ -157,7 +147,7 @@ class _Scope:
     @property
     def is_function(self) -> bool:
         """Whether its code runs each time the table is computed, not once in a process."""
-        return isinstance(self.node, _FUNCTIONS)
+        return isinstance(self.node, FUNCTIONS)
 
     def inner(self, node: Any) -> "_Scope":
         """The scope of a class, function or lambda that is written in this one."""
@@ -181,8 +171,8 @@ class _Scope:
     def find_functions(self, name: str, line: int) -> Iterator[_Definition]:
         """The functions with a name whose first line, which may be a decorator, is this one."""
         for node in _walk_scope(self.body):
-            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-                first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                first = first_line(node)
                 if first == line and getattr(node, "name", "<lambda>") == name:
                     yield _Definition(node, self)
                 elif first <= line <= (node.end_lineno or 0):
@@ -254,7 +244,7 @@ def _outer_parts(node: ast.AST) -> Iterable[ast.AST]:
     if isinstance(node, ast.ClassDef):
         values = [keyword.value for keyword in node.keywords]
         return [*node.decorator_list, *node.bases, *values]
-    if isinstance(node, _FUNCTIONS):
+    if isinstance(node, FUNCTIONS):
         defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
         return [*getattr(node, "decorator_list", ()), *defaults]
     if isinstance(node, ast.AnnAssign):
@@ -352,7 +342,7 @@ class _Reader:
                 self._visit(part, scope)
         inner = scope.inner(node)
         for part in inner.body:
-            is_method = isinstance(node, ast.ClassDef) and isinstance(part, _FUNCTIONS)
+            is_method = isinstance(node, ast.ClassDef) and isinstance(part, FUNCTIONS)
             name = getattr(part, "name", "")
             self._method_names |= {name} if is_method else set()
             if not is_method or name.startswith("__") or name in self._attributes:
@@ -526,7 +516,7 @@ class _Reader:
         if isinstance(node.func, ast.Attribute):
             self._visit_sql(node.func.value, scope)
         for function, outer in self._definitions(node.func, scope)[1:]:
-            if isinstance(function, _FUNCTIONS):
+            if isinstance(function, FUNCTIONS):
                 inner = outer.inner(function)
                 for value in _returned_values(inner):
                     self._reach(_Definition(value, inner), as_sql=True)

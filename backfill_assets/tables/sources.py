@@ -128,10 +128,7 @@ class SourceTable(Table):
     @property
     def layer_equations(self) -> list[Equation]:
         """The numbers of a day that must equal those of earlier tables of the source."""
-        raw, rejected = (
-            Figure(table, "rows", "has {} rows")
-            for table in (self.source.raw, self.source.rejected)
-        )
+        raw, rejected = self.source.raw.rows_figure, self.source.rejected.rows_figure
 
         def recorded_figure(table: Table, name: str, text: str) -> Figure:
             return Figure(table, ENTRY_PREFIX + name, text)
@@ -247,7 +244,8 @@ class Source:
         if not self.declared_in:
             caller = sys._getframe(2).f_globals.get("__name__", "")
             object.__setattr__(self, "declared_in", caller)
-        arguments.check_arguments(f"source {self.name}", self._declaration_arguments())
+        declared = arguments.arguments_by_rules(vars(self), self._declaration_rules())
+        arguments.check_arguments(f"source {self.name}", declared)
         call = f"Source({self.name!r}, {self.lines.__name__}"
         table_options.refuse_metadata(self.lines, call, ["key", "skew"])
         lines, aliases = source_models.without_aliases(self.lines)
@@ -262,107 +260,53 @@ class Source:
         self._check_files()
         self._check_renames()
 
-    def _declaration_arguments(self) -> list[arguments.Argument]:
-        """Return the arguments of the declaration, with the types that they must have."""
+    def _declaration_rules(self) -> arguments.Rules:
+        """What the arguments of the declaration must be."""
         name = "the name of a field of the lines"
         lateness, days = '"correct" or "drop"', "a whole number of days"
-        return [
-            arguments.Argument(
-                "name", self.name, arguments.is_name, "letters, digits and _, as folders have them"
-            ),
-            table_options.model_argument(self.lines, "lines"),
-            arguments.Argument(
-                "key",
-                self.key,
-                arguments.sequence_of(arguments.is_text, 1),
-                'fields, as ["order_id"]',
-            ),
-            arguments.Argument("event_time", self.event_time, arguments.is_text, name),
-            arguments.Argument(
-                "version_time", self.version_time, lambda x: isinstance(x, str), name
-            ),
-            arguments.Argument(
-                "amount",
-                self.amount,
-                arguments.none_or(arguments.is_text),
-                f"{name}, or leave it out",
-            ),
-            arguments.Argument(
-                "start",
-                self.start,
-                arguments.none_or(arguments.is_date),
-                "a date, as date(2025, 3, 20)",
-            ),
-            arguments.Argument(
-                "window_days", self.window_days, arguments.none_or(arguments.is_whole_number), days
-            ),
-            arguments.Argument(
-                "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
-            ),
-            arguments.Argument(
-                "arrives_after", self.arrives_after, arguments.is_whole_number, days
-            ),
-            arguments.Argument(
-                "arrives_on",
-                self.arrives_on,
-                ArrivalDays.can_parse,
-                'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a '
-                "date to True or False",
-            ),
-            arguments.Argument("hourly", self.hourly, arguments.is_bool, "True or False"),
-            arguments.Argument(
-                "named", self.named, _is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'
-            ),
-            *self._file_arguments(),
-            arguments.Argument(
-                "timezone",
-                self.timezone,
-                is_time_zone,
-                'the IANA name of a time zone, as "Europe/Berlin"',
-            ),
-            arguments.Argument(
-                "ambiguous",
-                self.ambiguous,
+        arrival_days = (
+            'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a date '
+            "to True or False"
+        )
+        return {
+            "name": (arguments.is_name, "letters, digits and _, as folders have them"),
+            "lines": table_options.MODEL_RULE,
+            "key": (arguments.sequence_of(arguments.is_text, 1), 'fields, as ["order_id"]'),
+            "event_time": (arguments.is_text, name),
+            "version_time": (lambda x: isinstance(x, str), name),
+            "amount": (arguments.none_or(arguments.is_text), f"{name}, or leave it out"),
+            "start": (arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"),
+            "window_days": (arguments.none_or(arguments.is_whole_number), days),
+            "late_lines": (lambda x: x in (None, "correct", "drop"), lateness),
+            "arrives_after": (arguments.is_whole_number, days),
+            "arrives_on": (ArrivalDays.can_parse, arrival_days),
+            "hourly": (arguments.is_bool, "True or False"),
+            "named": (_is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'),
+            **self._file_rules(),
+            "timezone": (is_time_zone, 'the IANA name of a time zone, as "Europe/Berlin"'),
+            "ambiguous": (
                 lambda x: x in ("earlier", "later", "raise"),
                 '"earlier", "later" or "raise"',
             ),
-        ]
+        }
 
-    def _file_arguments(self) -> list[arguments.Argument]:
-        """Return the arguments that say how files are written."""
+    def _file_rules(self) -> arguments.Rules:
+        """What the arguments that say how files are written must be."""
+        renames = 'fields by their names in the files, as {"Order Date": "ordered_at"}'
         thousands = ("", *_THOUSANDS)
         suggestion = table_options.suggest_name(self.encoding, arguments.USUAL_ENCODINGS)
-        return [
-            arguments.Argument(
-                "rename",
-                self.rename,
-                arguments.mapping_of(arguments.is_name),
-                'fields by their names in the files, as {"Order Date": "ordered_at"}',
-            ),
-            arguments.Argument(
-                "delimiter", self.delimiter, _is_delimiter, "one ASCII character, as ;"
-            ),
-            arguments.Argument(
-                "quote", self.quote, lambda x: x == "" or _is_sign(x), "one ASCII character, as '"
-            ),
-            arguments.Argument("header", self.header, arguments.is_bool, "True or False"),
-            arguments.Argument(
-                "comment", self.comment, lambda x: x == "" or _is_sign(x), "one ASCII character: #"
-            ),
-            arguments.Argument(
-                "null", self.null, arguments.sequence_of(arguments.is_text), 'texts, as ["NULL"]'
-            ),
-            arguments.Argument("decimal", self.decimal, lambda x: x in (".", ","), '"." or ","'),
-            arguments.Argument(
-                "thousands", self.thousands, lambda x: x in thousands, f"one of {thousands}"
-            ),
-            arguments.Argument(
-                "encoding",
-                self.encoding,
-                arguments.is_encoding,
-                f"an encoding in which each byte is a character, or UTF-8 or UTF-16{suggestion}",
-            ),
-        ]
+        encodings = f"an encoding in which each byte is a character, or UTF-8 or UTF-16{suggestion}"
+        return {
+            "rename": (arguments.mapping_of(arguments.is_name), renames),
+            "delimiter": (_is_delimiter, "one ASCII character, as ;"),
+            "quote": (lambda x: x == "" or _is_sign(x), "one ASCII character, as '"),
+            "header": (arguments.is_bool, "True or False"),
+            "comment": (lambda x: x == "" or _is_sign(x), "one ASCII character: #"),
+            "null": (arguments.sequence_of(arguments.is_text), 'texts, as ["NULL"]'),
+            "decimal": (lambda x: x in (".", ","), '"." or ","'),
+            "thousands": (lambda x: x in thousands, f"one of {thousands}"),
+            "encoding": (arguments.is_encoding, encodings),
+        }
 
     def _check_files(self) -> None:
         """Raise if two options of CSV are the same character."""

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import Reach, RecordedReach
+from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError, check_arguments
 from backfill_assets.tables.columns import (
     Forbidden,
@@ -31,14 +32,6 @@ from backfill_assets.tables.columns import (
     sql_conditions,
     with_defaults,
     wrong_schema,
-)
-from backfill_assets.tables.table_options import (
-    TableOptions,
-    option_arguments,
-    unique_columns,
-    with_drift,
-    wrong_model,
-    wrong_options,
 )
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
@@ -73,10 +66,6 @@ Inputs = tuple[Dependency, ...]
 Lineage = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def _no_inputs(_: Policy) -> Inputs:
-    return ()
-
-
 #: The prefix of the name of a number that a commit recorded of a day's inputs.
 ENTRY_PREFIX = "recorded "
 
@@ -102,7 +91,7 @@ class Equation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table(TableOptions):
+class Table(table_options.TableOptions):
     """The declaration of one table, and the properties that follow from its pandera model.
 
     Its options are fields as well, see `TableOptions`. The model counts as strict, whatever its
@@ -129,22 +118,22 @@ class Table(TableOptions):
     model: type[pa.DataFrameModel]
     modules: tuple[str, ...] = ()
     decided_by: tuple[str, ...] = ()
-    inputs: Callable[[Policy], Inputs] = _no_inputs
+    inputs: Callable[[Policy], Inputs] = lambda _policy: ()
     frozen: bool = False
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
     depends_on: tuple[str | Path, ...] = ()
 
     def __post_init__(self) -> None:
-        check_arguments(self.name, option_arguments(self))
-        object.__setattr__(self, "notices", with_drift(self.notices, self.drift))
-        if wrong := wrong_model(self.model) or [
-            *wrong_options(self.model, self),
+        check_arguments(self.name, table_options.option_arguments(self))
+        object.__setattr__(self, "notices", table_options.with_drift(self.notices, self.drift))
+        if wrong := table_options.wrong_model(self.model) or [
+            *table_options.wrong_options(self.model, self),
             *wrong_schema(self.columns),
             *_wrong_names(self),
         ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
-        object.__setattr__(self, "key", tuple(self.key or unique_columns(self.model)))
+        object.__setattr__(self, "key", tuple(self.key or table_options.unique_columns(self.model)))
         object.__setattr__(self, "totals", tuple(self.totals))
         object.__setattr__(self, "rules", {n: Rule(*rule) for n, rule in self.rules.items()})
 
@@ -204,6 +193,16 @@ class Table(TableOptions):
         return {name: Decimal("0.00") if name in money else 0 for name in self.totals}
 
     @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that identify a row: the day, and the natural key."""
+        return tuple(dict.fromkeys((self.partition, *self.key)))
+
+    @property
+    def rows_figure(self) -> Figure:
+        """The number of a day's rows."""
+        return Figure(self, "rows", "has {} rows")
+
+    @property
     def null_bounds(self) -> Mapping[str, NullBounds]:
         """The bounds on the share of nulls, by nullable column."""
         return {
@@ -218,10 +217,9 @@ class Table(TableOptions):
         A null is equal to a null in the columns that may be null.
         """
         may_be_null = self.null_bounds
-        columns = dict.fromkeys((self.partition, *self.key))
         return " AND ".join(
             f"{left}.`{name}` {'<=>' if name in may_be_null else '='} {right}.`{name}`"
-            for name in columns
+            for name in self.key_columns
         )
 
     @property
@@ -240,8 +238,7 @@ class Table(TableOptions):
             "conservation": "No row was lost or invented between the inputs and this day.",
         }
         if self.key:
-            columns = ", ".join(dict.fromkeys((self.partition, *self.key)))
-            descriptions["unique_key"] = f"({columns}) is unique."
+            descriptions["unique_key"] = f"({', '.join(self.key_columns)}) is unique."
         forbidden = {check.name: check.description for check in self.forbidden}
         return {**descriptions, **forbidden, **self.notices}
 

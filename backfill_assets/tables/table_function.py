@@ -36,7 +36,7 @@ from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
 
-#: The annotations that a parameter may have.
+#: The annotations that a parameter may have, in the order of `FunctionInputs`.
 _ANNOTATIONS = (Reads, Unpartitioned, PublishedDays, LookupAnswers)
 
 
@@ -64,6 +64,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
         ) from error
     function_inputs = FunctionInputs({}, {}, {}, {})
     reads, unpartitioned, published, answers = function_inputs
+    by_kind: dict[type, dict[str, Any]] = dict(zip(_ANNOTATIONS, function_inputs, strict=True))
     for parameter in inspect.signature(function).parameters:
         hint = hints.get(parameter)
         annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
@@ -73,14 +74,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
             )
         arguments.check_arguments(f"{function.__name__}: {parameter}", _input_arguments(inputs[0]))
-        if isinstance(inputs[0], Reads):
-            reads[parameter] = inputs[0]
-        elif isinstance(inputs[0], PublishedDays):
-            published[parameter] = inputs[0]
-        elif isinstance(inputs[0], LookupAnswers):
-            answers[parameter] = inputs[0]
-        else:
-            unpartitioned[parameter] = inputs[0]
+        by_kind[type(inputs[0])][parameter] = inputs[0]
     with_days = [read.table.name for read in reads.values()]
     names = [
         *with_days,
@@ -352,53 +346,38 @@ def version_of(
     return declare_version
 
 
-def _table_arguments(
-    checks: object,
-    group: object,
-    frozen: object,
-    lineage: object,
-    retired: object,
-    dependencies: object,
-) -> list[arguments.Argument]:
-    """Return the arguments of `@table` without `model`, with the types that they must have."""
+def _is_check(value: object) -> bool:
+    return isinstance(value, Conserved | Forbidden)
 
-    def is_check(value: object) -> bool:
-        return isinstance(value, Conserved | Forbidden)
 
-    def is_group(value: object) -> bool:
-        return isinstance(value, str) and re.fullmatch(r"\w+(/\w+)*", value, re.ASCII) is not None
+def _is_group(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w+(/\w+)*", value, re.ASCII) is not None
 
-    def is_code(value: object) -> bool:
-        return arguments.is_text(value) or isinstance(value, Path)
 
-    def is_column(value: object) -> bool:
-        return arguments.sequence_of(arguments.is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
+def _is_code(value: object) -> bool:
+    return arguments.is_text(value) or isinstance(value, Path)
 
-    return [
-        arguments.Argument(
-            "checks",
-            checks,
-            arguments.sequence_of(is_check),
-            "a list of conserves_total(...) and forbids_rows(...)",
-        ),
-        arguments.Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
-        arguments.Argument("frozen", frozen, arguments.is_bool, "True or False"),
-        arguments.Argument(
-            "lineage",
-            lineage,
-            arguments.mapping_of(arguments.sequence_of(is_column)),
-            'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
-        ),
-        arguments.Argument(
-            "retired", retired, arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"
-        ),
-        arguments.Argument(
-            "depends_on",
-            dependencies,
-            arguments.sequence_of(is_code),
-            "a list of names of modules and of paths",
-        ),
-    ]
+
+def _is_column(value: Any) -> bool:
+    return arguments.sequence_of(arguments.is_text, 2)(value) and len(value) == _PAIR
+
+
+#: What the arguments of `@table` must be, besides the options of a table.
+_TABLE_RULES: arguments.Rules = {
+    "model": table_options.MODEL_RULE,
+    "checks": (
+        arguments.sequence_of(_is_check),
+        "a list of conserves_total(...) and forbids_rows(...)",
+    ),
+    "group": (_is_group, "letters, digits and _, as Dagster has it"),
+    "frozen": (arguments.is_bool, "True or False"),
+    "lineage": (
+        arguments.mapping_of(arguments.sequence_of(_is_column)),
+        'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
+    ),
+    "retired": (arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"),
+    "depends_on": (arguments.sequence_of(_is_code), "a list of names of modules and of paths"),
+}
 
 
 def _declare_table(
@@ -415,6 +394,7 @@ def _declare_table(
     **fields: Any,
 ) -> Derived:
     """Check the arguments and build the table; `fields` are the other ones of `Derived`."""
+    declared = arguments.arguments_by_rules(locals(), _TABLE_RULES)
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
         raise arguments.DeclarationError(
@@ -424,8 +404,7 @@ def _declare_table(
         raise arguments.DeclarationError(
             f"{function.__qualname__}: a table needs a function in a module"
         )
-    others = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
-    arguments.check_arguments(name, [table_options.model_argument(model), *others])
+    arguments.check_arguments(name, declared)
     inputs = inputs_of(function)
     derived = Derived(
         name=name,

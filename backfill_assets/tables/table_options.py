@@ -11,18 +11,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.errors import SchemaInitError
 
-from backfill_assets.tables.arguments import (
-    Argument,
-    DeclarationError,
-    check_arguments,
-    is_bool,
-    is_share,
-    is_text,
-    is_whole_number,
-    mapping_of,
-    sequence_of,
-    warn_declaration,
-)
+from backfill_assets.tables import arguments
 from backfill_assets.tables.columns import Rule, nullable_bounds, wrong_checks
 
 P = ParamSpec("P")
@@ -75,9 +64,13 @@ def is_model(value: object) -> TypeGuard[type[pa.DataFrameModel]]:
     return isinstance(value, type) and issubclass(value, pa.DataFrameModel)
 
 
-def model_argument(model: object, name: str = "model") -> Argument:
+#: The rule of an argument that is a pandera model.
+MODEL_RULE = (is_model, "a class of pandera.pyspark.DataFrameModel")
+
+
+def model_argument(model: object) -> arguments.Argument:
     """The argument of a declaration that is a pandera model."""
-    return Argument(name, model, is_model, "a class of pandera.pyspark.DataFrameModel")
+    return arguments.Argument("model", model, *MODEL_RULE)
 
 
 def takes_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -96,10 +89,10 @@ def takes_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             for name in named:
                 if name not in signature.parameters:
                     names = suggest_name(name, signature.parameters)
-                    raise DeclarationError(f"{call} has no argument {name!r}{names}")
+                    raise arguments.DeclarationError(f"{call} has no argument {name!r}{names}")
             model = signature.bind_partial(*values, **named).arguments.get("model")
             if model is not None:
-                check_arguments(call, [model_argument(model)])
+                arguments.check_arguments(call, [model_argument(model)])
                 refuse_metadata(model, f"{call}({before_model}{model.__name__}", OPTION_NAMES)
             return declare(*values, **named)
 
@@ -125,7 +118,7 @@ def refuse_metadata(
     if isinstance(rules := found.get("rules"), Mapping):
         found["rules"] = {n: (*r,) if isinstance(r, tuple) else r for n, r in rules.items()}
     options = [f"{name}={value!r}" for name, value in found.items() if name in accepted_names]
-    raise DeclarationError(
+    raise arguments.DeclarationError(
         f"Config.metadata of {model.__name__} has {', '.join(map(repr, found))}, and an option of "
         f"a table is an argument of its declaration: write {', '.join([call, *options])}), and "
         "take it out of the model"
@@ -150,7 +143,7 @@ def declared_key(
 ) -> Sequence[str]:
     """The key of a declaration; warn if it has none and does not say so."""
     if key is None and not unique_columns(model):
-        warn_declaration(
+        arguments.warn_declaration(
             f"{name} has no key: no check finds rows that are there twice, and a diff or a merge "
             'cannot tell which rows of a day belong together. Give its columns, as key=["page"], '
             "or key=[] if its rows have none"
@@ -301,7 +294,9 @@ def _wrong_columns(columns: Mapping[str, Any]) -> Iterator[str]:
         if column.nullable:
             bounds = nullable_bounds(column)
             if not (
-                is_share(bounds.warn) and is_share(bounds.error) and bounds.warn <= bounds.error
+                arguments.is_share(bounds.warn)
+                and arguments.is_share(bounds.error)
+                and bounds.warn <= bounds.error
             ):
                 yield (
                     f"{name} may be null in shares of {bounds.warn} with a warning and of "
@@ -329,7 +324,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple) and sequence_of(is_text)(value)
+    return isinstance(value, list | tuple) and arguments.sequence_of(arguments.is_text)(value)
 
 
 #: By option that has values by name: what a value must be, its description, and an example.
@@ -339,34 +334,38 @@ _BY_NAME: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
         "a condition in SQL and a description",
         "{'paid': ('paid <= due', 'No more than due.')}",
     ),
-    "notices": (is_text, "a description", "{'silence': 'Something came.'}"),
-    "counts": (is_text, "a condition in SQL", "{'open': \"state = 'open'\"}"),
+    "notices": (arguments.is_text, "a description", "{'silence': 'Something came.'}"),
+    "counts": (arguments.is_text, "a condition in SQL", "{'open': \"state = 'open'\"}"),
     "drift": (_is_number, "a number", "{'revenue': 0.25}"),
     "skew": (
-        lambda value: is_share(value) and 0 < value < 1,
+        lambda value: arguments.is_share(value) and 0 < value < 1,
         "a share between 0 and 1",
         "{'customer_id': 0.2}",
     ),
 }
 
 
-def option_arguments(options: TableOptions) -> Iterator[Argument]:
+def option_arguments(options: TableOptions) -> Iterator[arguments.Argument]:
     """Yield the options with the types that they must have."""
     partition = f"the name of one column. {WHOLE_DAYS}"
-    yield Argument("partition", options.partition, is_text, partition)
+    yield arguments.Argument("partition", options.partition, arguments.is_text, partition)
     for name, example in (("key", '["customer_id"]'), ("totals", '["amount"]')):
-        yield Argument(name, getattr(options, name), _is_list, f"a list of columns, as {example}")
+        yield arguments.Argument(
+            name, getattr(options, name), _is_list, f"a list of columns, as {example}"
+        )
     for name, (fits, allowed, example) in _BY_NAME.items():
         values = getattr(options, name)
-        is_by_name = mapping_of(lambda _: True)
-        yield Argument(name, values, is_by_name, f"{allowed} by name, as {example}")
+        is_by_name = arguments.mapping_of(lambda _: True)
+        yield arguments.Argument(name, values, is_by_name, f"{allowed} by name, as {example}")
         for key, value in values.items() if is_by_name(values) else ():
-            yield Argument(f"{name} of {key!r}", value, fits, f"{allowed}, as in {example}")
-    yield Argument("merge", options.merge, is_bool, "True or False")
-    yield Argument(
+            yield arguments.Argument(
+                f"{name} of {key!r}", value, fits, f"{allowed}, as in {example}"
+            )
+    yield arguments.Argument("merge", options.merge, arguments.is_bool, "True or False")
+    yield arguments.Argument(
         "schema_version",
         options.schema_version,
-        lambda value: is_whole_number(value, 1),
+        lambda value: arguments.is_whole_number(value, 1),
         "a whole number of 1 or more",
     )
 

@@ -98,17 +98,13 @@ class Quota:
         return f"{self.calls:,} a {self.per}"
 
 
-def _is_in(value: Any, allowed: Any) -> bool:
-    return bool(value in allowed)
-
-
 #: By pandera check: its parameter, its sign in messages, and whether a value passes.
 ANSWER_CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
     "greater_than_or_equal_to": ("min_value", ">=", lambda value, bound: value >= bound),
     "greater_than": ("min_value", ">", lambda value, bound: value > bound),
     "less_than_or_equal_to": ("max_value", "<=", lambda value, bound: value <= bound),
     "less_than": ("max_value", "<", lambda value, bound: value < bound),
-    "isin": ("allowed_values", "in", _is_in),
+    "isin": ("allowed_values", "in", lambda value, allowed: bool(value in allowed)),
     "str_matches": ("pattern", "matches", lambda text, pattern: bool(re.match(pattern, text))),
 }
 
