@@ -36,6 +36,8 @@ _SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
     pa.date32(): T.DateType(),
     pa.date64(): T.DateType(),
 }
+#: Between these are the dates that Python has.
+_FIRST_MOMENT, _LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
@@ -241,12 +243,15 @@ def _date_at_midnight(
     name: str, moment: Column, kind: T.DataType, source: Source
 ) -> tuple[Column, Column]:
     """The date that a timestamp at midnight is; null, and the problem, if it is another time."""
+    first, last = (F.lit(text).cast(kind) for text in (_FIRST_MOMENT, _LAST_MOMENT))
     local = moment.cast("timestamp")
     if isinstance(kind, T.TimestampType) and source.timezone != "UTC":
         local = F.from_utc_timestamp(local, source.timezone)
-    is_date = F.date_trunc("day", local) == local
-    problem = F.when(~is_date, f"bad {name}: a time of day, {source.timezone}, and it is a date")
-    return F.when(is_date, local.cast("date")), problem
+    # Spark fails the whole job on what is far from these years.
+    local = F.when(moment.between(first, last), local)
+    is_date = F.coalesce(F.date_trunc("day", local) == local, F.lit(False))
+    problem = f"bad {name}: not at midnight in {source.timezone}, and it is to be a date"
+    return F.when(is_date, local.cast("date")), F.when(moment.isNotNull() & ~is_date, problem)
 
 
 def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
