@@ -15,6 +15,7 @@ from backfill_assets.calendar.reach import Reach
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit, Provenance
+from backfill_assets.landing.load_manifest import NO_FOLDER
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.staleness import assess as assess_module
 from backfill_assets.staleness.assess import (
@@ -123,6 +124,12 @@ def test_a_day_that_was_taken_back_counts_as_never_published():
     undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
     fact_ledger = Ledger(FACT, 4, [set_input_digest(record(3, days(1))), undo_record])
     assert find_reason(fact_ledger) == "never published"
+
+
+def test_a_day_that_was_never_published_tells_only_that_its_folder_is_missing():
+    raw = ledger(RAW)
+    assert find_reason(raw, change=NO_FOLDER) == f"never published; {NO_FOLDER}"
+    assert find_reason(raw, change="other content") == "never published"
 
 
 def test_the_input_that_is_new_is_named():

@@ -75,6 +75,25 @@ def test_plan(instance, capsys):
     assert state_store.list_ids(instance) == [id_, plan["id"]]
 
 
+def test_a_plan_fits_a_screen(instance, capsys, monkeypatch):
+    """Its totals, then what is unusual; `--full` has a row for each table and outcome."""
+    monkeypatch.setenv("BACKFILL_ASSETS_TABLES", "backfill_assets_tests.planned_tables:TABLES")
+    assert main(["plan", "2024-01-08...2024-01-20"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) < 30
+    total = r"\d+ computed +never published +\d+ tables +2024-01-08\.\.\."
+    assert any(re.match(total, line) for line in lines)
+    table_lines = lines[lines.index("Look at") :]
+    assert any(re.match(f"{STAGED.name} +\\d+ input missing", line) for line in table_lines)
+    rest = r"not shown +\d+ rows by table.*: --full shows all"
+    assert any(re.match(rest, line) for line in lines)
+    assert main(["plan", "2024-01-08...2024-01-20", "--full"]) == 0
+    full = capsys.readouterr().out.splitlines()
+    assert len(full) > len(lines)
+    assert {"code", "configuration"} <= {line.partition(" ")[0] for line in full}
+    assert not any(line.startswith("not shown") for line in full)
+
+
 def test_a_plan_names_the_weeks_that_it_leaves_out(instance, capsys, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_TABLES", "backfill_assets_tests.planned_tables:TABLES")
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-31")
@@ -550,7 +569,7 @@ def test_arrival_days_are_closed_by_a_run_of_what_is_loaded_with_them(launched, 
     [
         (["close", "orders", "2024-01-01"], 3, "2024-01-01 has a folder"),
         (["reopen", "orders", "2024-01-02"], 3, "2024-01-02 is not closed"),
-        (["close", "order", "2024-01-02"], 2, "did you mean orders?"),
+        (["close", "order", "2024-01-02"], 2, "did you mean 'orders'?"),
     ],
 )
 def test_arrival_days_that_are_not_closed(words, status, message, launched, capsys):

@@ -18,9 +18,14 @@ from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
     BackfillRequest,
+    FirstChange,
     Skew,
     Stage,
     TableForecast,
+    find_first_change,
+    plan_facts,
+    total_rows,
+    unusual_rows,
 )
 from backfill_assets.backfills.forecast import ROWS_OF_DAY, ROWS_OF_RUN
 from backfill_assets.backfills.planner import (
@@ -33,13 +38,13 @@ from backfill_assets.backfills.planner import (
     refuse_invalid_request,
     split_runs,
 )
-from backfill_assets.calendar.partitions import Window, to_ranges
+from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledger, StoredFiles
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.landing.load_manifest import LoadedFile, LoadManifest
+from backfill_assets.landing.load_manifest import NO_FOLDER, LoadedFile, LoadManifest
 from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
@@ -52,6 +57,7 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness import unloaded
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.staleness.unloaded import digest_load_plans, plan_load
 from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.helpers.invented_listings import write_landing
@@ -553,6 +559,97 @@ def test_a_plan_in_stages(runs):
         Stage(name="002", days="2024-01-06", work=ROWS_OF_RUN),
     )
     assert (result.runs, result.commits) == (4, 4)
+
+
+def test_the_pilot_begins_with_a_day_that_changes(runs):
+    """Day 4 of the log is as it would be loaded; the plan says why it begins with day 5."""
+    request = make_request(4, 5, RAW.name, pilot_days=1)
+    planned = {RAW.name: dates(4, 5)}
+    result = plan_backfill(runs.deployment, request, planned, runs.ledgers, CODE, "plan")
+    assert [(stage.name, stage.days) for stage in result.cut] == [
+        ("pilot", "2024-01-05"),
+        ("rest", "2024-01-04"),
+    ]
+    assert dict(plan_facts(result))["pilot"] == (
+        "from 2024-01-05 on: raw_orders [2024-01-05] is the first to change (input not on record)"
+    )
+
+
+def test_totals_of_a_plan_and_what_is_unusual_in_it():
+    january = ("2024-01-01...2024-01-09",)
+    forecasts = {
+        "raw": TableForecast(
+            computed=january,
+            why={
+                "never published": ("2024-01-01...2024-01-08",),
+                f"never published; {NO_FOLDER}": ("2024-01-09",),
+            },
+        ),
+        "a": TableForecast(identical=january),
+        "b": TableForecast(computed=january, why={"new input: raw, a": january}),
+        "c": TableForecast(
+            computed=("2024-01-01...2024-01-08",),
+            lacking=("2024-01-09",),
+            why={"new input: b": ("2024-01-01...2024-01-08",)},
+        ),
+        "d": TableForecast(depends=january, why={"other code: x → 1": january}),
+    }
+    plan = BackfillPlan.model_construct(tables=forecasts)
+    assert [*total_rows(plan)] == [
+        ("9 computed", "never published", "raw", "2024-01-01...2024-01-09"),
+        ("9 identical", "", "a", "2024-01-01...2024-01-09"),
+        ("17 computed", "new input", "b, c", "2024-01-01...2024-01-09"),
+        ("1 input missing", "", "c", "2024-01-09"),
+        ("9 depends on its input", "other code", "d", "2024-01-01...2024-01-09"),
+    ]
+    assert [*unusual_rows(plan)] == [
+        ("raw", "1 computed", f"never published; {NO_FOLDER}", "2024-01-09"),
+        ("c", "1 input missing", "", "2024-01-09"),
+        ("d", "9 depends on its input", "other code: x → 1", "2024-01-01...2024-01-09"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("computed", "why", "change"),
+    [
+        ({}, {}, None),
+        # A day that is computed only as it was asked for changes nothing.
+        ({FACT.name: (2, 3)}, {REQUESTED: (2,), "other code": (3,)}, (3, FACT.name, 3)),
+        ({STAGED.name: (4,), FACT.name: (2, 4)}, {"other code": (2, 4)}, (2, FACT.name, 2)),
+        ({STAGED.name: (3,), FACT.name: (3,)}, {"other code": (3,)}, (3, STAGED.name, 3)),
+        # Tables have days before and after the requested ones, which their runs build.
+        ({STAGED.name: (1,)}, {"other code": (1,)}, (2, STAGED.name, 1)),
+        ({STAGED.name: (7,)}, {"other code": (7,)}, (5, STAGED.name, 7)),
+        # In a gap of the request.
+        ({STAGED.name: (4,)}, {"other code": (4,)}, (5, STAGED.name, 4)),
+    ],
+)
+def test_the_first_requested_day_that_changes_a_table(computed, why, change):
+    requested = DaySet.from_days(dates(2, 3, 5))
+    forecasts = {
+        name: TableForecast(
+            computed=to_ranges(dates(*numbers)),
+            why={reason: to_ranges(dates(*of_reason)) for reason, of_reason in why.items()},
+        )
+        for name, numbers in computed.items()
+    }
+    result = find_first_change(requested, forecasts)
+    expected = change and FirstChange(day(change[0]), change[1], day(change[2]), "other code")
+    assert result == expected
+
+
+@pytest.mark.parametrize(
+    ("pilot_days", "start", "stages"),
+    [
+        (2, START, ["2024-01-01...2024-01-02", "2024-01-03...2024-01-05"]),
+        (2, day(3), ["2024-01-03...2024-01-04", "2024-01-01...2024-01-02, 2024-01-05"]),
+        (2, day(5), ["2024-01-04...2024-01-05", "2024-01-01...2024-01-03"]),
+        (0, day(3), ["2024-01-01...2024-01-05"]),
+    ],
+)
+def test_a_pilot_has_as_many_days_as_were_asked_for(pilot_days, start, stages):
+    request = make_request(1, 5, pilot_days=pilot_days)
+    assert [str(window) for _, window in request.split_stages(pilot_start=start)] == stages
 
 
 def test_stages_of_runs_that_would_differ_much_are_even(runs):

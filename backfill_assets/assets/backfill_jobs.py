@@ -30,7 +30,9 @@ class BackfillConfig(dg.Config):
 
     days: str = Field("", description="FIRST...LAST, both included; or several, with commas.")
     tables: list[str] = Field([], description="All tables if empty.")
-    pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
+    pilot_days: int = Field(
+        0, description="So many days first, from the first change on; the rest if they pass."
+    )
     chunk_days: int | None = Field(
         None,
         description="Stages of so many days, each reconciled; 0 for one. If it is left out: one, "

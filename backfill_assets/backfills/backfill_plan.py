@@ -5,10 +5,12 @@ from a sample of their lines.
 """
 
 import enum
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
-from typing import Annotated, Literal
+from operator import attrgetter
+from typing import Annotated, Literal, NamedTuple
 
 import dagster as dg
 from pydantic import BaseModel, Field
@@ -16,6 +18,8 @@ from pydantic import BaseModel, Field
 from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.landing.load_manifest import NO_FOLDER
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import most_rows_figure
 
@@ -146,7 +150,8 @@ class BackfillRequest(BaseModel, frozen=True):
         days: as `FIRST...LAST`: days of the tables without inputs in the request; the days of the
             other tables follow from them, as in a launch from Dagster's UI.
         tables: the tables to build; all if empty.
-        pilot_days: build and reconcile this many first days before the rest; 0 for no pilot.
+        pilot_days: build and reconcile this many days before the rest, from the first one that
+            changes; 0 for no pilot.
         chunk_days: days per stage, each built and reconciled before the next; `auto` for stages of
             about equal work where runs would differ much; None for one stage.
         max_parallel: most runs at a time; None for the limit of the run queue.
@@ -176,18 +181,23 @@ class BackfillRequest(BaseModel, frozen=True):
         return partitions.Window.parse(self.days)
 
     def split_stages(
-        self, split_evenly: Callable[[partitions.Window], Sequence[partitions.Window]] | None = None
+        self,
+        split_evenly: Callable[[partitions.Window], Sequence[partitions.Window]] | None = None,
+        pilot_start: date = date.min,
     ) -> Iterator[tuple[str, partitions.Window]]:
         """The name and days of each stage, in order.
 
         Args:
             split_evenly: cuts days for `auto`; without it, `auto` gives one stage.
+            pilot_start: the first day of the pilot; it begins earlier if too few days follow.
         """
         window = self.window
         if 0 < self.pilot_days < len(window):
             days = [*window]
-            yield "pilot", partitions.DaySet.from_days(days[: self.pilot_days])
-            window = partitions.DaySet.from_days(days[self.pilot_days :])
+            start = min(bisect_left(days, pilot_start), len(days) - self.pilot_days)
+            end = start + self.pilot_days
+            yield "pilot", partitions.DaySet.from_days(days[start:end])
+            window = partitions.DaySet.from_days([*days[:start], *days[end:]])
         if self.chunk_days == "auto":
             chunks = split_evenly(window) if split_evenly else [window]
         else:
@@ -263,6 +273,44 @@ class TableForecast(BaseModel, frozen=True):
     def days_to_compute(self) -> list[date]:
         """The days that will or may be computed."""
         return partitions.from_ranges([*self.computed, *self.depends])
+
+
+class FirstChange(NamedTuple):
+    """The first requested day that changes a table.
+
+    Attributes:
+        day: the requested day.
+        table: the table.
+        table_day: the day of the table, which may be another one.
+        reason: why that is computed.
+    """
+
+    day: date
+    table: str
+    table_day: date
+    reason: str
+
+
+def find_first_change(
+    window: partitions.Window, tables: Mapping[str, TableForecast]
+) -> FirstChange | None:
+    """The first requested day that changes a table for sure; None if there is none.
+
+    It may be built first: what depends on it comes after it, or is built in the same runs.
+    """
+    requested = [*window]
+    changes = [
+        FirstChange(
+            requested[min(bisect_left(requested, days[0]), len(requested) - 1)],
+            name,
+            days[0],
+            reason,
+        )
+        for name, forecast in tables.items()
+        for outcome, reason, days in forecast.days_by_reason()
+        if outcome is DayOutcome.COMPUTED and reason != REQUESTED
+    ]
+    return min(changes, key=attrgetter("day"), default=None)
 
 
 class ApiCallEstimate(BaseModel, frozen=True):
@@ -412,6 +460,41 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
             yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
 
 
+#: What becomes of most days of most plans, and why: it needs no row for each table.
+_USUAL_OUTCOMES = (DayOutcome.IDENTICAL, DayOutcome.COMPUTED, DayOutcome.DEPENDS)
+_USUAL_REASONS = ("", "never published", "new input", "new files", REQUESTED)
+
+
+def total_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """Rows for a reader: number of days and outcome, kind of reason, tables, first and last day."""
+    totals: dict[tuple[DayOutcome, str], dict[str, list[date]]] = {}
+    for name, forecast in plan.tables.items():
+        for outcome, reason, days in forecast.days_by_reason():
+            days_by_table = totals.setdefault((outcome, _reason_kind(reason)), {})
+            days_by_table.setdefault(name, []).extend(days)
+    for (outcome, kind), days_by_table in totals.items():
+        days = sorted(day for table_days in days_by_table.values() for day in table_days)
+        tables = (
+            ", ".join(days_by_table) if len(days_by_table) < 3 else f"{len(days_by_table)} tables"
+        )
+        span = partitions.Window(days[0], days[-1] + partitions.DAY)
+        yield f"{len(days)} {outcome.value}", kind, tables, str(span)
+
+
+def unusual_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of `day_rows` that a reader should look at one by one."""
+    for name, forecast in plan.tables.items():
+        for outcome, reason, days in forecast.days_by_reason():
+            is_usual = outcome in _USUAL_OUTCOMES and _reason_kind(reason) in _USUAL_REASONS
+            if not is_usual or NO_FOLDER in reason:
+                yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
+
+
+def _reason_kind(reason: str) -> str:
+    """The first reason of several, without the names that follow it."""
+    return reason.partition("; ")[0].partition(":")[0]
+
+
 def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
     """The command of a backfill of days of some tables."""
     days = {day for table_days in days_by_table.values() for day in table_days}
@@ -456,6 +539,8 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     request = plan.parameters
     stages = [f"{name} {window}" for name, window in plan.stages]
     yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
+    if stages[0].startswith("pilot "):
+        yield "pilot", _describe_pilot(plan)
     if len(plan.cut) > 1:
         yield "work of a stage", _describe_stage_work(plan)
     yield (
@@ -488,6 +573,15 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     if request.accept:
         yield "accepted", ", ".join(request.accept)
     yield "reason", request.reason or "none given"
+
+
+def _describe_pilot(plan: BackfillPlan) -> str:
+    """Why the pilot has these days."""
+    change = find_first_change(plan.parameters.window, plan.tables)
+    if change is None:
+        return "the first days, as none is known to change"
+    text = f"from {change.day} on: {change.table} [{change.table_day}] is the first to change"
+    return f"{text} ({change.reason})"
 
 
 def _describe_stage_work(plan: BackfillPlan) -> str:

@@ -258,7 +258,11 @@ def plan_backfill(
     estimate = forecast.estimate_work(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
-    stages, run_count = _cut_stages(request, estimate, deployment.settings.partitions_per_run)
+    table_forecasts = {n: _forecast_table(ledgers[n], days, final) for n, days in forecasts.items()}
+    first_change = backfill_plan.find_first_change(request.window, table_forecasts)
+    stages, run_count = _cut_stages(
+        request, estimate, deployment.settings.partitions_per_run, first_change
+    )
     # Tables by event day are built in separate runs, after the log.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs, has_work = run_count * waves, any(work.values())
@@ -274,7 +278,7 @@ def plan_backfill(
         landing=digest_load_plans(load_plans) if load_plans else "",
         held=_sorted_names(load.manifest.awaiting_approval for load in loads),
         replaced=_sorted_names(load.replaced for load in loads),
-        tables={n: _forecast_table(snapshot, n, by_day) for n, by_day in forecasts.items()},
+        tables=table_forecasts,
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, snapshot),
         following=_following_days(days, work, snapshot),
@@ -322,12 +326,15 @@ def _add_load_plans(snapshot: Snapshot, load_plans: Mapping[str, LoadPlan]) -> S
 
 
 def _cut_stages(
-    request: backfill_plan.BackfillRequest, estimate: forecast.WorkEstimate, max_days: int
+    request: backfill_plan.BackfillRequest,
+    estimate: forecast.WorkEstimate,
+    max_days: int,
+    first_change: backfill_plan.FirstChange | None,
 ) -> tuple[tuple[backfill_plan.Stage, ...], int]:
     """The stages, and their number of runs: of at most `max_days` days, without gaps."""
-    stages = list(
-        request.split_stages(partial(forecast.even_stages, work=estimate, days_per_run=max_days))
-    )
+    split_evenly = partial(forecast.even_stages, work=estimate, days_per_run=max_days)
+    pilot_start = first_change.day if first_change else date.min
+    stages = list(request.split_stages(split_evenly, pilot_start))
     ranges = [part for _, window in stages for part in partitions.to_windows(window)]
     runs = sum(len(part.split_by_length(max_days)) for part in ranges)
     return tuple(

@@ -32,12 +32,22 @@ if TYPE_CHECKING:
 
 #: The headings of what becomes of days.
 _OUTCOMES = ("table", "what becomes of them", "why", "days")
+_TOTALS = ("what becomes of them", "why", "tables", "from...to")
+#: So many rows of days fit a screen with the facts of a plan.
+_SCREEN_ROWS = 10
+#: Facts of a plan that only few readers need.
+_DETAILS = ("work of a stage", "also reads", "keys within a day", "code", "configuration")
 #: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
     "max_retries": "--max-retries",
     "rewrite": "--rewrite",
     "accept": "--accept",
 }
+
+
+_full_option = click.option(
+    "--full", is_flag=True, help="Each table and all facts of the plan, also if they fill screens."
+)
 
 
 def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +59,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--pilot-days",
                 type=click.IntRange(min=0),
                 default=0,
-                help="So many days first, reconciled before the rest.",
+                help="So many days first, from the first change on, reconciled before the rest.",
             ),
             click.option(
                 "--chunk-days",
@@ -98,9 +108,10 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("partitions", type=parameters.Partitions(gaps=True))
 @backfill_options
 @parameters.target_option
+@_full_option
 @parameters.options_file_option("partitions")
 @parameters.json_option
-def plan(out: Output, partitions: Window, target: str, **options: Any) -> None:
+def plan(out: Output, partitions: Window, target: str, full: bool, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
     PARTITIONS are FIRST...LAST, or one day, or several with commas between them. Nothing is
@@ -116,7 +127,7 @@ def plan(out: Output, partitions: Window, target: str, **options: Any) -> None:
     with parameters.open_instance() as dagster:
         backfill_plan = create_plan(deployment, dagster, partitions, options)
     out.print_json(backfill_plan.model_dump(mode="json"))
-    show_plan(out, deployment, backfill_plan)
+    show_plan(out, deployment, backfill_plan, full=full)
     if final := backfill_plan.rewritten_final_days:
         days = parameters.format_days(final)
         out.print_text(f"{'final':14} {days} would be rewritten: the launch asks first")
@@ -147,16 +158,38 @@ def create_plan(
     )
 
 
-def show_plan(out: Output, deployment: Deployment, backfill_plan: BackfillPlan) -> None:
-    """Print the outcome of each day, the cost, and the weeks and months that are left out."""
-    from backfill_assets.backfills.backfill_plan import day_rows, plan_facts
+def show_plan(
+    out: Output, deployment: Deployment, backfill_plan: BackfillPlan, *, full: bool
+) -> None:
+    """Print the outcome of each day, the cost, and the weeks and months that are left out.
+
+    Of a plan that does not fit a screen, totals and what is unusual; all of it with `full`.
+    """
+    from backfill_assets.backfills import backfill_plan as plans
     from backfill_assets.backfills.planner import explain_left_out
 
-    rows = list(day_rows(backfill_plan))
-    out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=f"Plan {backfill_plan.id}"))
-    out.print_facts(plan_facts(backfill_plan))
-    request, today = backfill_plan.parameters, deployment.today
-    for sentence in explain_left_out(deployment, backfill_plan.tables, request.window, today):
+    request, title = backfill_plan.parameters, f"Plan {backfill_plan.id}"
+    rows, facts = list(plans.day_rows(backfill_plan)), list(plans.plan_facts(backfill_plan))
+    left_out = list(
+        explain_left_out(deployment, backfill_plan.tables, request.window, deployment.today)
+    )
+    if full or len(rows) <= _SCREEN_ROWS:
+        out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=title))
+    else:
+        totals = plans.total_rows(backfill_plan)
+        out.print_table(ReportTable.from_rows(_TOTALS, totals, title=title))
+        unusual = list(plans.unusual_rows(backfill_plan))
+        if shown := unusual[:_SCREEN_ROWS]:
+            out.print_table(ReportTable.from_rows(_OUTCOMES, shown, title="Look at"))
+        facts = [(name, text) for name, text in facts if name not in _DETAILS]
+        hidden = len(unusual[_SCREEN_ROWS:])
+        more = f", {hidden} of them unusual" if hidden else ""
+        facts.append(
+            ("not shown", f"{len(rows) - len(shown)} rows by table{more}: --full shows all")
+        )
+        left_out = left_out[:_SCREEN_ROWS]
+    out.print_facts(facts)
+    for sentence in left_out:
         out.print_note(f"Left out {sentence}")
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
@@ -231,6 +264,7 @@ _POLL_SECONDS = 2  # seconds
 @backfill_options
 @parameters.target_option
 @click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
+@_full_option
 @parameters.json_option
 @click.pass_context
 def backfill(
@@ -239,6 +273,7 @@ def backfill(
     what: str,
     target: str,
     yes: bool,
+    full: bool,
     **options: Any,
 ) -> Status:
     """Launch a plan, or days, in stages, and watch it.
@@ -264,7 +299,7 @@ def backfill(
             else _load_state(dagster, what).plan
         )
         if not out.quiet:
-            show_plan(out, deployment, backfill_plan)
+            show_plan(out, deployment, backfill_plan, full=full)
         _confirm_final(backfill_plan, yes)
         state = _launch_plan(deployment, dagster, backfill_plan)
         ui_url = find_ui_url(deployment.settings, dagster.root_directory)
@@ -303,7 +338,7 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
         param.opts[0]
         for param in ctx.command.params
         if isinstance(param, click.Option)
-        and param.name not in ("yes", None)
+        and param.name not in ("yes", "full", None)
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         and param.expose_value
     ]

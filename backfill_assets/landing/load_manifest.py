@@ -306,6 +306,10 @@ def _renamed_files(
     return renamed
 
 
+#: What is said of a day that was never loaded, and has nothing to be loaded from.
+NO_FOLDER = "its folder has not landed"
+
+
 def describe_change(day: date, previous: LoadManifest | None, target: LoadTarget) -> str:
     """What has changed since a day was loaded, as text; empty if nothing.
 
@@ -314,7 +318,7 @@ def describe_change(day: date, previous: LoadManifest | None, target: LoadTarget
     current = target.manifest
     if previous is None:
         is_missing = day not in current.present_days and not current.closed
-        return "its folder has not landed" if is_missing else ""
+        return NO_FOLDER if is_missing else ""
     if not needs_reload(previous, target):
         return ""
     accepted = {

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.load_manifest import NO_FOLDER
 from backfill_assets.settings import PREFIX
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.code_version import format_code_change, parts_of_version
@@ -170,7 +171,7 @@ def recompute_reason(
     if latest is None:
         if day in ledger.published_days:
             return "rows without a record"
-        return "; ".join(filter(None, ["never published", input_change]))
+        return f"never published; {NO_FOLDER}" if input_change == NO_FOLDER else "never published"
     if published is None:
         return "external commit"
     reasons = []
