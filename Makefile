@@ -153,13 +153,14 @@ docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning f
 # version in all.
 LOCK := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile -q --universal --python-version 3.11.5 \
 	--generate-hashes --annotation-style line --custom-compile-command 'make lock'
+RUN_EXTRAS := --extra serve --extra lookups
 lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject.toml
 	@$(LOCK) $(ARGS) --group build -o requirements-build.lock >/dev/null
-	@$(LOCK) $(ARGS) pyproject.toml -o requirements.lock >/dev/null
-	@$(LOCK) $(ARGS) pyproject.toml --extra dev --group lock -c requirements.lock \
+	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) -o requirements.lock >/dev/null
+	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) --extra dev --group lock -c requirements.lock \
 		-c requirements-build.lock \
 		-o requirements-dev.lock >/dev/null
-	@$(LOCK) $(ARGS) pyproject.toml --extra docs -c requirements.lock \
+	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) --extra docs -c requirements.lock \
 		-c requirements-dev.lock -o requirements-docs.lock >/dev/null
 	@git --no-pager diff --stat -- '*.lock' || true
 

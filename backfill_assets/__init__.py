@@ -212,6 +212,9 @@ choose_pyspark_api()
 
 if not TYPE_CHECKING:  # a type checker would take every name for an exported one
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})
+
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,15 +10,15 @@ import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
 
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
+from backfill_assets.assets.input_frames import OpenServices
 from backfill_assets.assets.table_asset import GRAIN_TAG, refuse_mixed_grains, report_long_range
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
-from backfill_assets.lookups.answers import ServiceCaller
 from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager, DeltaIOManager
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.settings import Settings, load_settings, require_extra
 from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
@@ -162,14 +162,25 @@ def _declared_assets(
     """The tables declared by a function, each with the asset for its kind."""
     for table in deployment.tables.values():
         if isinstance(table, Derived):
-            yield (
-                table,
-                derived.build_derived_asset(deployment, table, ServiceCaller.from_context),
-            )
+            open_services = _service_opener() if table.answers else None
+            yield table, derived.build_derived_asset(deployment, table, open_services)
         elif isinstance(table, Current):
             yield table, derived.build_current_asset(deployment, table)
         elif isinstance(table, Corrections):
             yield table, derived.build_corrections_asset(deployment, table)
+
+
+def _service_opener() -> OpenServices:
+    """What opens the services of a run.
+
+    Raises:
+        SettingsError: the package that keeps quotas is not installed.
+    """
+    # Not at the top: a deployment without lookups does not need the package.
+    require_extra("lookups", "pyrate_limiter", "a table that asks a service")
+    from backfill_assets.lookups.answers import ServiceCaller
+
+    return ServiceCaller.from_context
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:

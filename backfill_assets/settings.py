@@ -244,8 +244,15 @@ class Settings(BaseSettings):
     @field_validator("lineage")
     @classmethod
     def _check_client(cls, value: str | None) -> str | None:
-        if value and not find_spec("openlineage"):
-            raise ValueError("needs a package: pip install 'backfill-assets[openlineage]'")
+        if value:
+            require_extra("openlineage", "openlineage", "lineage")
+        return value
+
+    @field_validator("metrics_file")
+    @classmethod
+    def _check_metrics(cls, value: Path | None) -> Path | None:
+        if value:
+            require_extra("serve", "prometheus_client", "a file of metrics")
         return value
 
     @field_validator("owners")
@@ -345,6 +352,16 @@ class Settings(BaseSettings):
         if sql := {k: v for k, v in self.spark_conf.items() if runtime_versions.may_decide_rows(k)}:
             deciding["spark_sql"] = sql
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def require_extra(extra: str, module: str, feature: str) -> None:
+    """Raise if the package of an optional feature is not installed.
+
+    Raises:
+        SettingsError: naming the feature, and what to install.
+    """
+    if find_spec(module) is None:
+        raise SettingsError(f"{feature} needs a package: pip install 'backfill-assets[{extra}]'")
 
 
 def is_time_zone(value: object) -> bool:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from datetime import date
+from importlib.metadata import entry_points
 
 import dagster as dg
 import pytest
@@ -221,3 +222,8 @@ def test_the_package_itself_loads_no_dagster_and_a_reader_of_versions_no_pyspark
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout == "set()\n{'scores': 7} set()\n"
+
+
+def test_dagsters_command_finds_the_component():
+    (entry,) = entry_points(group="dagster_dg_cli.registry_modules", name="backfill_assets")
+    assert "BackfillAssets" in dir(entry.load())

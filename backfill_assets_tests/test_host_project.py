@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -106,3 +109,44 @@ def test_arguments_that_do_not_fit_are_named(arguments, error, message):
 def test_settings_are_given_in_one_way():
     with pytest.raises(TypeError, match="give settings, or warehouse as arguments, not both"):
         build_defs(load_settings(), warehouse="/lake")
+
+
+#: Of the extras, what the plain install lacks.
+EXTRAS = ["dagster_webserver", "openlineage", "prometheus_client", "psycopg2", "pyrate_limiter"]
+#: Tables of which one asks a service.
+ASKING = "backfill_assets_guide.drills.euro_tables:TABLES"
+PLAIN_INSTALL = f"""
+import sys
+sys.modules |= dict.fromkeys({EXTRAS})
+from backfill_assets import build_defs
+from backfill_assets.cli import main
+from backfill_assets_guide.examples.host_project.definitions import defs
+assert defs().get_repository_def().get_all_jobs()
+for arguments in ({{"metrics_file": "/m.prom"}}, {{"lineage": "shop"}}, {{"tables": "{ASKING}"}}):
+    try:
+        build_defs(**arguments)
+    except ValueError as error:
+        print(error)
+print(main(["ui"]))
+"""
+
+
+def test_a_library_needs_no_extra(tmp_path):
+    """What an extra is for says which one, and a project without it needs none."""
+    process = subprocess.run(
+        [sys.executable, "-c", PLAIN_INSTALL],
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    output = process.stdout + process.stderr
+    for extra, feature in {
+        "serve": "a file of metrics",
+        "openlineage": "lineage",
+        "lookups": "a table that asks a service",
+    }.items():
+        assert f"{feature} needs a package: pip install 'backfill-assets[{extra}]'" in output
+    assert "the UI needs a package: pip install 'backfill-assets[serve]'" in output

@@ -25,7 +25,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.deployment import Deployment
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.orders.tables import FACT, LATE, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
@@ -180,7 +180,8 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
     def asset(context, **inputs): ...
 
     staged = dg.AssetSpec(STAGED.name, partitions_def=asset.partitions_def)
-    definitions = dg.Definitions(assets=[staged, asset])
+    resources = {IO_MANAGER_KEY: dg.mem_io_manager}
+    definitions = dg.Definitions(assets=[staged, asset], resources=resources)
     dg.Definitions.validate_loadable(definitions)
     graph = definitions.resolve_asset_graph()
     key, daily = dg.AssetKey(balance.name), graph.get(dg.AssetKey(balance.name)).partitions_def

@@ -32,7 +32,8 @@ def test_the_lock_files_have_every_pin():
     extras = PROJECT_FILE["project"]["optional-dependencies"]
     groups = PROJECT_FILE["dependency-groups"]
     assert groups["build"] == PROJECT_FILE["build-system"]["requires"]
-    needed = read_pins(PROJECT_FILE["project"]["dependencies"])
+    dependencies = PROJECT_FILE["project"]["dependencies"]
+    needed = read_pins([*dependencies, *extras["serve"], *extras["lookups"]])
     required = {
         "requirements-build.lock": read_pins(groups["build"]),
         "requirements.lock": needed,

@@ -28,6 +28,7 @@ from backfill_assets.settings import (
     find_dagster_home,
     list_variables,
     load_settings,
+    require_extra,
     variable_origin,
 )
 
@@ -45,6 +46,7 @@ def ui(out: Output, port: int) -> Status:
     settings = load_settings()
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    require_extra("serve", "dagster_webserver", "the UI")
     from backfill_assets.doctor.machine import describe_configuration
     from backfill_assets.serve.supervisor import listen_on_port, lock_home, run_deployment
 
@@ -237,8 +239,8 @@ def _pip_requirement() -> str:
     package = distribution("backfill-assets")
     install_source = json.loads(package.read_text("direct_url.json") or "{}")
     if url := install_source.get("url"):
-        return f"backfill-assets @ {url}"
-    return f"backfill-assets=={package.version}"
+        return f"backfill-assets[serve,lookups] @ {url}"
+    return f"backfill-assets[serve,lookups]=={package.version}"
 
 
 @command("settings", "settings --json")

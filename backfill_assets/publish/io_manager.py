@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -442,7 +442,8 @@ def _is_daily(partitions: dg.PartitionsDefinition | None) -> bool:
 class DataFrameIOManager(DeltaIOManager):
     """The IO manager of our tables, for assets that return and take DataFrames as well."""
 
-    _inputs_by_step: dict[tuple[str, str], list[TableSnapshot]] = field(default_factory=dict)
+    #: By run and step, of all IO managers of the process: one may load what another publishes.
+    _inputs_by_step: ClassVar[dict[tuple[str, str], list[TableSnapshot]]] = {}
     _asset_tables: dict[str, Table] = field(default_factory=dict)
 
     def add_assets(self, assets: Iterable[Asset]) -> Self:

@@ -15,9 +15,10 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import Reads, delta_io_manager, load_settings, publishes, table
+from backfill_assets import Reads, build_defs, delta_io_manager, load_settings, publishes, table
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.deployment import IO_MANAGER_KEY
 from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.io_manager import MODEL, tables_of_assets
 from backfill_assets.publish.types import REWRITE_TAG
@@ -106,10 +107,15 @@ class Plain:
     def __init__(self, engine, settings):
         self.settings = settings
         self.instance = dg.DagsterInstance.ephemeral()
-        facts = dg.AssetSpec(FACT.name, partitions_def=DAYS)
+        # A table of merged definitions has an IO manager of its own.
+        facts = dg.AssetSpec(FACT.name, partitions_def=DAYS).with_io_manager_key(IO_MANAGER_KEY)
         self.defs = dg.Definitions(
             assets=[*ASSETS, forgotten, facts],
-            resources={"io_manager": delta_io_manager(settings, ASSETS, engine)},
+            resources={
+                "engine": engine,
+                "io_manager": delta_io_manager(settings, ASSETS, engine),
+                IO_MANAGER_KEY: build_defs(settings, engine=engine).resources[IO_MANAGER_KEY],
+            },
         )
 
     def run(
