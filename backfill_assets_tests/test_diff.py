@@ -44,7 +44,6 @@ from backfill_assets.backfills.diff_query import (
     _measure_groups,
     _text_columns,
     diff_table,
-    measure_days,
 )
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.ledgers import Ledger
@@ -188,6 +187,11 @@ def session_conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
+    """The content of each day with rows."""
+    return {d: found for (d,), found in _measure_groups(frame, table, table.partition).items()}
 
 
 def test_other_engines_compute_the_same_sha256(spark, nasty):

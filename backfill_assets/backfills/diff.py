@@ -54,24 +54,20 @@ def cross_table_mismatches(reports: Iterable[TableDiff], ledgers: Ledgers) -> li
                 )
     for name, day, version in days:
         for earlier, later in ledgers[name].table.layer_equations:
-            if earlier.table.name in tables:
-                input_version = _comparable_version(tables, earlier.table.name, name, day, version)
-                earlier_number = (
-                    None
-                    if input_version is None
-                    else tables[earlier.table.name].number_at(earlier, day, input_version)
+            source = earlier.table.name
+            if source not in tables:
+                continue
+            input_version = _comparable_version(tables, source, name, day, version)
+            if input_version is None:
+                continue
+            number = tables[source].number_at(earlier, day, input_version)
+            later_number = tables[name].number_at(later, day, version)
+            if number is not None and later_number is not None and number != later_number:
+                has, instead = (
+                    earlier.text.format(f"{number:,}"),
+                    later.text.format(f"{later_number:,}"),
                 )
-                later_number = tables[name].number_at(later, day, version)
-                if (
-                    earlier_number is not None
-                    and later_number is not None
-                    and earlier_number != later_number
-                ):
-                    has, instead = (
-                        earlier.text.format(f"{earlier_number:,}"),
-                        later.text.format(f"{later_number:,}"),
-                    )
-                    mismatches.append(f"{day}: {earlier.table.name} {has}, but {name} {instead}")
+                mismatches.append(f"{day}: {source} {has}, but {name} {instead}")
     return sorted(mismatches)
 
 
@@ -117,12 +113,16 @@ class _TableAtVersion:
         others = _latest_version(self._external_versions[day], version)
         return None if others > records[n - 1].valid_as_of(day) else records[n - 1].for_day(day)
 
-    def number_at(self, figure: Figure, day: date, version: int) -> Decimal | None:
+    def number_at(self, figure: Figure, day: date, version: int) -> int | Decimal | None:
         """A number of a day as of a version, preferably as measured; None if not known."""
-        record = self.record_at(day, version)
-        published = record.days[day] if record else None
-        figures = self._measured.get((day, self.version_written(day, version)))
-        return _figures_by_name(figures, published).get(figure.name)
+        numbers: dict[str, int | Decimal] = {}
+        if record := self.record_at(day, version):
+            published = record.days[day]
+            entries = {ENTRY_PREFIX + name: Decimal(n) for name, n in published.entries.items()}
+            numbers = {**published.content.figures, **entries}
+        if measured := self._measured.get((day, self.version_written(day, version))):
+            numbers |= measured.figures
+        return numbers.get(figure.name)
 
 
 def _latest_version(versions: list[int], version: int) -> int:
@@ -164,23 +164,6 @@ def _have_same_inputs(
     return first.run_id == second.run_id or (
         input_digest != "" and input_digest == second.days[day].input_digest
     )
-
-
-def _figures_by_name(
-    measured: DayContent | None, published: PublishedDay | None
-) -> dict[str, Decimal]:
-    """What a `Figure` may ask for, by name: rows, totals and the expected counts of the commit.
-
-    `measured` is None if the day was not measured, `published` if it has no valid record. What was
-    measured wins.
-    """
-    numbers: dict[str, int | str | Decimal] = {}
-    if published:
-        numbers |= published.content.figures
-        numbers |= {ENTRY_PREFIX + name: count for name, count in published.entries.items()}
-    if measured:
-        numbers |= measured.figures
-    return {name: Decimal(value) for name, value in numbers.items()}
 
 
 def _record_mismatches(

@@ -11,7 +11,6 @@ from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
 
 import pyspark.sql.types as T
 from deltalake.exceptions import DeltaError
@@ -23,8 +22,8 @@ from backfill_assets.audit.profile import ks_statistic, stability_index
 from backfill_assets.audit.verdicts import (
     DayContent,
     have_same_rows,
+    read_totals,
     sum_exactly,
-    total_value,
 )
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
@@ -119,17 +118,8 @@ def _nested_text(value: Column, kind: T.ArrayType | T.MapType | T.StructType) ->
     return F.concat(F.lit("["), F.array_join(parts, ", "), F.lit("]"))
 
 
-def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
-    """The figures of each day of a frame of the table's rows, in one Spark query.
-
-    Days without rows are left out: see `diff_table`.
-    """
-    figures_by_group = _measure_groups(frame, table, table.partition)
-    return {day: figures for (day,), figures in figures_by_group.items()}
-
-
 def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayContent]:
-    """The figures by the values of the group columns, such as (version, day)."""
+    """The content by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
     kinds = {f"total_{name}": table.struct_type[name].dataType for name in table.totals}
@@ -150,22 +140,15 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
         # A separate aggregation: with the lists above, Spark would group those by key as well.
         keys = F.count_distinct(F.struct(*table.key)).alias("keys")
         days = days.join(frame.groupBy(*group_columns).agg(keys), [*group_columns])
+    rows_by_group = {tuple(row[n] for n in group_columns): row.asDict() for row in days.collect()}
     return {
-        tuple(row[name] for name in group_columns): _figures_from_row(row.asDict(), table)
-        for row in days.collect()
+        group: DayContent(row["rows"], read_totals(row, table), row["sha256"], row.get("keys"))
+        for group, row in rows_by_group.items()
     }
 
 
 def _hash_lines(hashes: Column) -> Column:
     return F.sha2(F.array_join(hashes, "\n"), 256)
-
-
-def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayContent:
-    totals = {
-        name: total_value(row[f"total_{name}"] or None, zero)
-        for name, zero in table.zero_totals.items()
-    }
-    return DayContent(row["rows"], totals, row["sha256"], row.get("keys"))
 
 
 #: No column of a table has a blank in its name.

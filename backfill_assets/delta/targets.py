@@ -349,15 +349,6 @@ def new_target(
     )
 
 
-def create_target(deployment: Deployment, target: Target) -> Target:
-    """Create a new target: clone its tables and save its state.
-
-    Raises:
-        CloneError: a table cannot be cloned.
-    """
-    return save_target(deployment, clone_tables(deployment, target))
-
-
 def clone_tables(deployment: Deployment, target: Target) -> Target:
     """Clone the tables of a target at its pins; returns the target with the new generation.
 
