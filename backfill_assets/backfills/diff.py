@@ -15,12 +15,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    describe_difference,
-    differing_figures,
-    have_same_rows,
-)
+from backfill_assets.audit import verdicts
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
@@ -78,7 +73,7 @@ class _TableAtVersion:
         self._records: dict[date, list[CommitRecord]] = defaultdict(list)
         self._own_versions: dict[date, list[int]] = defaultdict(list)
         self._external_versions: dict[date, list[int]] = defaultdict(list)
-        self._measured: dict[tuple[date, int], DayContent] = {}
+        self._measured: dict[tuple[date, int], verdicts.DayContent] = {}
         for record in ledger.records:
             for day in (*record.days, *record.revoked_days):
                 self._records[day].append(record)
@@ -89,7 +84,7 @@ class _TableAtVersion:
             for day in written_days(commit):
                 versions[day].append(commit.version)
 
-    def add_measured(self, day: date, version: int, figures: DayContent) -> None:
+    def add_measured(self, day: date, version: int, figures: verdicts.DayContent) -> None:
         """Add the measured figures of a day as of a version."""
         self._measured[day, self.version_written(day, version)] = figures
 
@@ -167,10 +162,12 @@ def _have_same_inputs(
 
 
 def _record_mismatches(
-    name: str, day: date, measured: DayContent, published: PublishedDay
+    name: str, day: date, measured: verdicts.DayContent, published: PublishedDay
 ) -> Iterator[str]:
     """Sentences about measured numbers that differ from the numbers in the commit's record."""
-    for figure, (recorded, number) in differing_figures(published.content, measured).items():
+    for figure, (recorded, number) in verdicts.differing_figures(
+        published.content, measured
+    ).items():
         yield (
             f"{day}: {name} has {figure} {number:,}, but the commit that published it says "
             f"{recorded:,}"
@@ -210,8 +207,8 @@ class DayDiff:
 
     day: date
     versions: VersionPair
-    before: DayContent | None
-    after: DayContent | None
+    before: verdicts.DayContent | None
+    after: verdicts.DayContent | None
 
     @property
     def status(self) -> DayChangeKind:
@@ -220,13 +217,13 @@ class DayDiff:
             return DayChangeKind.MISSING
         if self.before is None:
             return DayChangeKind.ADDED
-        same = have_same_rows(self.before, self.after)
+        same = verdicts.have_same_rows(self.before, self.after)
         return DayChangeKind.IDENTICAL if same else DayChangeKind.CHANGED
 
     @property
     def difference_text(self) -> str:
         """Differences of rows, keys and totals as text; empty for an identical day."""
-        return describe_difference(self.before, self.after)
+        return verdicts.describe_difference(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -351,7 +348,7 @@ def _day_json(day: DayDiff) -> dict[str, Any]:
     }
 
 
-def _figures_json(figures: DayContent, version: int | None) -> dict[str, Any]:
+def _figures_json(figures: verdicts.DayContent, version: int | None) -> dict[str, Any]:
     """The figures of one side of a day; sums of decimals become text, so that none is rounded."""
     totals = {
         name: total if isinstance(total, int) else str(total)

@@ -18,13 +18,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
+from backfill_assets.audit import verdicts
 from backfill_assets.audit.profile import ks_statistic, stability_index
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    have_same_rows,
-    read_totals,
-    sum_exactly,
-)
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import format_ranges
@@ -118,7 +113,9 @@ def _nested_text(value: Column, kind: T.ArrayType | T.MapType | T.StructType) ->
     return F.concat(F.lit("["), F.array_join(parts, ", "), F.lit("]"))
 
 
-def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayContent]:
+def _measure_groups(
+    frame: DataFrame, table: Table, *group_columns: str
+) -> dict[tuple, verdicts.DayContent]:
     """The content by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
@@ -128,7 +125,7 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
     groups = rows.groupBy(*group_columns, first).agg(
         F.count(F.lit(1)).alias("rows"),
         _hash_lines(F.sort_array(F.collect_list("line"))).alias("group"),
-        *(sum_exactly(name, kind).alias(name) for name, kind in kinds.items()),
+        *(verdicts.sum_exactly(name, kind).alias(name) for name, kind in kinds.items()),
     )
     in_order = F.sort_array(F.collect_list(F.struct("first", "group")))["group"]
     days = groups.groupBy(*group_columns).agg(
@@ -142,7 +139,9 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
         days = days.join(frame.groupBy(*group_columns).agg(keys), [*group_columns])
     rows_by_group = {tuple(row[n] for n in group_columns): row.asDict() for row in days.collect()}
     return {
-        group: DayContent(row["rows"], read_totals(row, table), row["sha256"], row.get("keys"))
+        group: verdicts.DayContent(
+            row["rows"], verdicts.read_totals(row, table), row["sha256"], row.get("keys")
+        )
         for group, row in rows_by_group.items()
     }
 
@@ -204,12 +203,14 @@ def _diff_days(
     """Compare the days; `read` returns the rows of some days as of the given versions."""
     needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
     read_from = _choose_versions(needed, ledger)
-    figures: dict[tuple, DayContent] = {}
+    figures: dict[tuple, verdicts.DayContent] = {}
     if needed:
         figures = _measure_groups(read(read_from.values()), table, _VERSION, table.partition)
-    empty = DayContent(0, table.zero_totals, sha256().hexdigest(), 0 if table.key else None)
+    empty = verdicts.DayContent(
+        0, table.zero_totals, sha256().hexdigest(), 0 if table.key else None
+    )
 
-    def figures_at(version: int | None, day: date) -> DayContent | None:
+    def figures_at(version: int | None, day: date) -> verdicts.DayContent | None:
         return None if version is None else figures.get(read_from[version, day], empty)
 
     days = [
@@ -220,7 +221,7 @@ def _diff_days(
         (read_from[old, day], read_from[new, day])
         for day, (old, new) in versions.items()
         if old is not None and new is not None
-        if not have_same_rows(figures_at(old, day), figures_at(new, day))
+        if not verdicts.have_same_rows(figures_at(old, day), figures_at(new, day))
     ]
     if not changed:
         return diff.TableDiff(table, days)

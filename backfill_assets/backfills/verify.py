@@ -9,15 +9,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    RefusedError,
-    Verdict,
-    describe_difference,
-    empty_day,
-    have_same_rows,
-    measure_days,
-)
+from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Grain, Window, parse_calendar_days
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
@@ -72,23 +64,23 @@ class VerifiedDay:
     day: date
     outcome: VerifyOutcome
     why: str = ""
-    published: DayContent | None = None
-    held: DayContent | None = None
-    now: DayContent | None = None
+    published: verdicts.DayContent | None = None
+    held: verdicts.DayContent | None = None
+    now: verdicts.DayContent | None = None
     same_inputs: bool = False
 
     def __str__(self) -> str:
         if self.outcome is not VerifyOutcome.DIFFERS:
             return self.why
         parts = [f"published {self.published}"] if self.published else []
-        if self.held and not have_same_rows(self.held, self.published):
+        if self.held and not verdicts.have_same_rows(self.held, self.published):
             parts.append(f"the files hold {self._describe_other(self.held)}")
         parts.append(f"now {self._describe_other(self.now)}")
         return f"{'; '.join(parts)}: {self.why}"
 
-    def _describe_other(self, other: DayContent | None) -> str:
+    def _describe_other(self, other: verdicts.DayContent | None) -> str:
         """Another content as text, with its difference from the published one."""
-        difference = self.published and describe_difference(self.published, other)
+        difference = self.published and verdicts.describe_difference(self.published, other)
         return f"{other} ({difference})" if difference else str(other)
 
 
@@ -96,9 +88,9 @@ def compare_day(
     ledger: Ledger,
     day: date,
     *,
-    recomputed: DayContent | None,
+    recomputed: verdicts.DayContent | None,
     audit_failure: str,
-    stored: DayContent | None,
+    stored: verdicts.DayContent | None,
     read_error: str,
     changed_since_publish: Sequence[str],
     same_inputs: bool = False,
@@ -118,7 +110,7 @@ def compare_day(
     record = ledger.latest.get(day)
     published = record.days[day].content if record else None
     file_problem = f"its files cannot be read ({read_error})" if read_error else ""
-    as_published = have_same_rows(published, stored)
+    as_published = verdicts.have_same_rows(published, stored)
     if not as_published:
         file_problem = file_problem or _explain_files(ledger, record, day)
     if day not in ledger.published_days:
@@ -133,14 +125,14 @@ def compare_day(
             VerifyOutcome.WOULD_FAIL,
             "; ".join(filter(None, [audit_failure, file_problem])),
         )
-    elif as_published and have_same_rows(stored, recomputed):
+    elif as_published and verdicts.have_same_rows(stored, recomputed):
         outcome, explanation = (
             VerifyOutcome.MATCHES,
             f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
         )
     else:
         outcome = VerifyOutcome.DIFFERS
-        if not as_published and have_same_rows(recomputed, published):
+        if not as_published and verdicts.have_same_rows(recomputed, published):
             reasons = ["computed anew it is as it was published"]
         else:
             reasons = [
@@ -271,12 +263,12 @@ class ComparisonDestination(Destination):
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
         """Audit and compare all days; publish none."""
         plan = candidate.plan
-        verdicts = [result.verdict for result in list_results(plan)]
-        recomputed: Mapping[date, Verdict] = {}
+        skipped = [result.verdict for result in list_results(plan)]
+        recomputed: Mapping[date, verdicts.Verdict] = {}
         if candidate.computed is not None:
             recomputed = audit_days(plan, candidate.computed).verdicts
         errors_by_day = {
-            v.day: v.failure_reasons for v in [*verdicts, *recomputed.values()] if not v.may_publish
+            v.day: v.failure_reasons for v in [*skipped, *recomputed.values()] if not v.may_publish
         }
         stored, unreadable = _measure_published(publisher, plan.ledger, plan.request.window)
         self.verified_days.extend(
@@ -333,7 +325,7 @@ class _Verification:
             self._materialize(days, tables)
         except DependentDaysError as error:
             self._verify_parts(days, tables, str(error), halves=True)
-        except (RefusedError, SchemaError, dg.Failure) as error:
+        except (verdicts.RefusedError, SchemaError, dg.Failure) as error:
             spark_failed = isinstance(error.__cause__, SPARK_ERRORS)
             self._verify_parts(days, tables, str(error), halves=spark_failed)
         except SPARK_ERRORS as error:
@@ -371,13 +363,13 @@ class _Verification:
 
 def _measure_published(
     publisher: Publisher, ledger: Ledger, days: Iterable[date]
-) -> tuple[dict[date, DayContent], dict[date, str]]:
+) -> tuple[dict[date, verdicts.DayContent], dict[date, str]]:
     """Content of the data files of published days, and why others cannot be read."""
 
-    def measure(published_days: Sequence[date]) -> dict[date, DayContent]:
+    def measure(published_days: Sequence[date]) -> dict[date, verdicts.DayContent]:
         rows = publisher.table_snapshot(ledger, by_day=False).read_days(published_days)
-        measured = measure_days(rows, ledger.table)
-        return {day: measured.get(day, empty_day(ledger.table)) for day in published_days}
+        measured = verdicts.measure_days(rows, ledger.table)
+        return {day: measured.get(day, verdicts.empty_day(ledger.table)) for day in published_days}
 
     return _bisect_days([day for day in days if day in ledger.published_days], measure)
 
@@ -462,7 +454,7 @@ def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
     return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
-def _content_json(content: DayContent | None) -> dict[str, Any] | None:
+def _content_json(content: verdicts.DayContent | None) -> dict[str, Any] | None:
     """A content as JSON values; all totals are text, so that none is rounded."""
     if content is None:
         return None
