@@ -1,6 +1,6 @@
 """Verify published days: recompute them with the assets and compare; nothing is written."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from enum import Enum
@@ -25,7 +25,7 @@ from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.code_version import Code
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.table import SchemaError, Table
 
@@ -92,7 +92,7 @@ def compare_day(
     audit_failure: str,
     stored: verdicts.DayContent | None,
     read_error: str,
-    changed_since_publish: Sequence[str],
+    change: str,
     same_inputs: bool = False,
 ) -> VerifiedDay:
     """Compare a recomputed day with the published one.
@@ -104,7 +104,7 @@ def compare_day(
         audit_failure: why the day would not be published now; empty if it would.
         stored: content of the data files; None if not published or not readable.
         read_error: why the data files cannot be read; empty if they can.
-        changed_since_publish: sentences.
+        change: why a run would compute the published day anew; empty if it would not.
         same_inputs: whether inputs and settings are those of the published day.
     """
     record = ledger.latest.get(day)
@@ -128,17 +128,14 @@ def compare_day(
     elif as_published and verdicts.have_same_rows(stored, recomputed):
         outcome, explanation = (
             VerifyOutcome.MATCHES,
-            f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
+            f"although a run would compute it anew ({change})" if change else "",
         )
     else:
         outcome = VerifyOutcome.DIFFERS
+        reason = change or ("" if file_problem else _UNEXPLAINED)
         if not as_published and verdicts.have_same_rows(recomputed, published):
-            reasons = ["computed anew it is as it was published"]
-        else:
-            reasons = [
-                " and ".join(changed_since_publish) or ("" if file_problem else _UNEXPLAINED)
-            ]
-        explanation = "; ".join(filter(None, [file_problem, *reasons]))
+            reason = "computed anew it is as it was published"
+        explanation = "; ".join(filter(None, [file_problem, reason]))
     return VerifiedDay(
         ledger.table.name, day, outcome, explanation, published, stored, recomputed, same_inputs
     )
@@ -270,19 +267,8 @@ class ComparisonDestination(Destination):
         errors_by_day = {
             v.day: v.failure_reasons for v in [*skipped, *recomputed.values()] if not v.may_publish
         }
-        stored, unreadable = _measure_published(publisher, plan.ledger, plan.request.window)
-        self.verified_days.extend(
-            compare_day(
-                plan.ledger,
-                day,
-                recomputed=recomputed[day].metrics if day in recomputed else None,
-                audit_failure=errors_by_day.get(day, ""),
-                stored=stored.get(day),
-                read_error=unreadable.get(day, ""),
-                changed_since_publish=_find_changes_since_publish(plan, day),
-                same_inputs=_has_same_inputs(plan, day),
-            )
-            for day in plan.request.window
+        self._compare_days(
+            publisher, plan.ledger, plan.request.window, errors_by_day, recomputed, plan
         )
         return []
 
@@ -290,17 +276,29 @@ class ComparisonDestination(Destination):
         self, publisher: Publisher, table: str, days: Sequence[date], error: str
     ) -> None:
         """Record that the days of a table cannot be computed."""
-        ledger = self.ledgers[table]
+        self._compare_days(publisher, self.ledgers[table], days, dict.fromkeys(days, error), {})
+
+    def _compare_days(
+        self,
+        publisher: Publisher,
+        ledger: Ledger,
+        days: Collection[date],
+        errors_by_day: Mapping[date, str],
+        recomputed: Mapping[date, verdicts.Verdict],
+        plan: ComputePlan | None = None,
+    ) -> None:
+        """Compare days with what is published; `plan` is None if none could be made."""
         stored, unreadable = _measure_published(publisher, ledger, days)
         self.verified_days.extend(
             compare_day(
                 ledger,
                 day,
-                recomputed=None,
-                audit_failure=error,
+                recomputed=recomputed[day].metrics if day in recomputed else None,
+                audit_failure=errors_by_day.get(day, ""),
                 stored=stored.get(day),
                 read_error=unreadable.get(day, ""),
-                changed_since_publish=(),
+                change=_find_change(plan, day) if plan else "",
+                same_inputs=plan is not None and _has_same_inputs(plan, day),
             )
             for day in days
         )
@@ -383,26 +381,10 @@ def _has_same_inputs(plan: ComputePlan, day: date) -> bool:
     )
 
 
-def _find_changes_since_publish(plan: ComputePlan, day: date) -> list[str]:
-    """Sentences on other inputs, code and settings than in the day's commit, if any."""
-    record = plan.ledger.latest.get(day)
-    if record is None:
-        return []
-    changes = []
-    input_digest = record.days[day].input_digest
-    if not input_digest:
-        changes.append("what it was made of is not on record")
-    elif input_digest != plan.input_digests[day]:
-        versions = {source.table.name: source.ledger.version for source in plan.sources}
-        newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
-        what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
-        changes.append(f"{what} has changed since")
-    if record.code_version != plan.request.record["code_version"]:
-        old_code = Code(record.code_version, record.git_commit, record.git_dirty)
-        changes.append(f"it was computed by other code: {old_code}")
-    if (old_config := record.made_under(day)) != plan.request.record["config_digest"]:
-        changes.append(f"it was computed under another configuration: {old_config}")
-    return changes
+def _find_change(plan: ComputePlan, day: date) -> str:
+    """Why a run would compute a published day anew; empty if it would not, or others changed it."""
+    reason = plan.reasons.get(day, "") if plan.ledger.current_record(day) else ""
+    return "" if reason == REQUESTED else reason
 
 
 def _bisect_days(
