@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from backfill_assets.audit import verdicts
-from backfill_assets.backfills.changes import written_days
+from backfill_assets.backfills.changes import RowOrigins
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -70,30 +70,20 @@ class _TableAtVersion:
     """The content of a table's days as of any version, from its log and from measured figures."""
 
     def __init__(self, ledger: Ledger) -> None:
+        self.origins = RowOrigins(ledger)
         self._records: dict[date, list[CommitRecord]] = defaultdict(list)
-        self._own_versions: dict[date, list[int]] = defaultdict(list)
         self._external_versions: dict[date, list[int]] = defaultdict(list)
         self._measured: dict[tuple[date, int], verdicts.DayContent] = {}
         for record in ledger.records:
             for day in (*record.days, *record.revoked_days):
                 self._records[day].append(record)
-        for commit in ledger.all_commits:
-            versions = (
-                self._own_versions if isinstance(commit, CommitRecord) else self._external_versions
-            )
-            for day in written_days(commit):
-                versions[day].append(commit.version)
+        for commit in ledger.external_commits:
+            for day in commit.days:
+                self._external_versions[day].append(commit.version)
 
-    def add_measured(self, day: date, version: int, figures: verdicts.DayContent) -> None:
-        """Add the measured figures of a day as of a version."""
-        self._measured[day, self.version_written(day, version)] = figures
-
-    def version_written(self, day: date, version: int) -> int:
-        """The last version up to this one in which anyone wrote the day; -1 if none did."""
-        return max(
-            _latest_version(self._own_versions[day], version),
-            _latest_version(self._external_versions[day], version),
-        )
+    def add_measured(self, day: date, version: int, content: verdicts.DayContent) -> None:
+        """Add the measured content of a day as of a version."""
+        self._measured[day, self.origins.origin_at(day, version)] = content
 
     def records_of(self, day: date) -> list[CommitRecord]:
         """The records that cover a day, oldest first."""
@@ -105,7 +95,7 @@ class _TableAtVersion:
         n = bisect_right([record.version for record in records], version)
         if not n or day not in records[n - 1].days:
             return None
-        others = _latest_version(self._external_versions[day], version)
+        others = max((v for v in self._external_versions[day] if v <= version), default=-1)
         return None if others > records[n - 1].valid_as_of(day) else records[n - 1].for_day(day)
 
     def number_at(self, figure: Figure, day: date, version: int) -> int | Decimal | None:
@@ -115,14 +105,9 @@ class _TableAtVersion:
             published = record.days[day]
             entries = {ENTRY_PREFIX + name: Decimal(n) for name, n in published.entries.items()}
             numbers = {**published.content.figures, **entries}
-        if measured := self._measured.get((day, self.version_written(day, version))):
+        if measured := self._measured.get((day, self.origins.origin_at(day, version))):
             numbers |= measured.figures
         return numbers.get(figure.name)
-
-
-def _latest_version(versions: list[int], version: int) -> int:
-    n = bisect_right(versions, version)
-    return versions[n - 1] if n else -1
 
 
 def _comparable_version(
@@ -151,8 +136,8 @@ def _have_same_inputs(
     """Whether two records of a day have the same inputs; by digest or run if they share none."""
     if both := first.inputs.keys() & second.inputs.keys():
         return all(
-            tables[name].version_written(day, first.inputs[name])
-            == tables[name].version_written(day, second.inputs[name])
+            tables[name].origins.origin_at(day, first.inputs[name])
+            == tables[name].origins.origin_at(day, second.inputs[name])
             for name in both
         )
     input_digest = first.days[day].input_digest
