@@ -124,7 +124,6 @@ class RawLoader:
             input_digests={day: manifest.content_digest() for day, manifest in manifests.items()},
         )
         if table is raw:
-            limits = raw_expectations.RejectedLimits.from_settings(self.deployment)
             computed = replace(
                 computed,
                 expectations=raw_expectations.raw_expectations(
@@ -134,7 +133,7 @@ class RawLoader:
                     retained,
                     plan.days,
                     _published_counts(log, plan.days),
-                    limits,
+                    self.deployment.settings,
                     self.accepted,
                 ),
                 log_change=LogChange(
