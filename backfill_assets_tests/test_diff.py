@@ -44,11 +44,10 @@ from backfill_assets.backfills.diff_query import (
     _measure_groups,
     _text_columns,
     diff_table,
-    measure_days,
 )
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay
+from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.delta.table_schema import create_table
 from backfill_assets.orders.tables import (
     CORRECTIONS,
@@ -188,6 +187,11 @@ def session_conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
+    """The content of each day with rows."""
+    return {d: found for (d,), found in _measure_groups(frame, table, table.partition).items()}
 
 
 def test_other_engines_compute_the_same_sha256(spark, nasty):
@@ -567,7 +571,9 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
         rows = [fact_row(n, "a", 10 if n <= changed else 1) for n in (1, 2)]
         write_facts(rows, url)
     audits = dict.fromkeys(DAYS[:2], PublishedDay(1, "digest", "ok"))
-    first = CommitRecord(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
+    first = CommitRecord(
+        0, "run", None, "person", "code", "config", {}, audits, frozenset(), CommitDetails()
+    )
     second = msgspec.structs.replace(first, version=1, written_days=frozenset([day(1)]))
     ledger = Ledger(FACT, 2, [first, second], [ExternalCommit(2, "DELETE", frozenset([day(2)]))])
     version_pairs = {day(1): (0, 1), day(2): (1, 2)}
@@ -720,7 +726,16 @@ def matching_ledger(report: TableDiff, **entries: int | str) -> Ledger:
     totals = {name: str(total) for name, total in content.totals.items()}
     published = PublishedDay(content.rows, "digest", "ok", totals, entries=entries)
     record = CommitRecord(
-        2, "run", None, "person", "code", "config", {}, {day(1): published}, frozenset(), {}
+        2,
+        "run",
+        None,
+        "person",
+        "code",
+        "config",
+        {},
+        {day(1): published},
+        frozenset(),
+        CommitDetails(),
     )
     return Ledger(report.table, 5, [record])
 
@@ -848,7 +863,16 @@ def first_day_record(
     }
     run = f"run {table.name} {version}"
     return CommitRecord(
-        version, run, None, "person", "code", "config", inputs, published_days, frozenset(), {}
+        version,
+        run,
+        None,
+        "person",
+        "code",
+        "config",
+        inputs,
+        published_days,
+        frozenset(),
+        CommitDetails(),
     )
 
 

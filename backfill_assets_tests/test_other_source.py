@@ -766,7 +766,7 @@ def expected_day(
         RetainedRows(),
         Window(day(1), day(2)),
         raw_expectations.PublishedCounts({}, {}, ()),
-        raw_expectations.RejectedLimits(0.01, 0.05, 0.5),
+        load_settings(),
         (),
     )
     return expectations[day(1)]

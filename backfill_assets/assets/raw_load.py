@@ -129,7 +129,6 @@ class RawLoader:
             },
         )
         if table is raw:
-            limits = raw_expectations.RejectedLimits.from_settings(self.deployment)
             computed = replace(
                 computed,
                 expectations=raw_expectations.raw_expectations(
@@ -139,7 +138,7 @@ class RawLoader:
                     retained,
                     plan.days,
                     _published_counts(log, plan.days),
-                    limits,
+                    self.deployment.settings,
                     self.accepted,
                 ),
                 numbers=raw_expectations.ambiguous_figures(

@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.deployment import Deployment
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
+from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.raw_rows import (
     MOST_KEYS,
@@ -30,30 +30,6 @@ FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 _ROW_SHARE = 0.5
 #: The most files of a day that messages name.
 _MOST_NAMES = 20
-
-
-@dataclass(frozen=True)
-class RejectedLimits:
-    """Shares of rejected lines (0 to 1) of an arrival day from which on something happens.
-
-    Attributes:
-        warn: it is published with a warning; such an increase over the days before is an alert.
-        alert: it is published, and a person is alerted.
-        hold: it is not published unless a person accepts it.
-    """
-
-    warn: float
-    alert: float
-    hold: float
-
-    @classmethod
-    def from_settings(cls, deployment: Deployment) -> Self:
-        """Return the limits of the settings."""
-        return cls(
-            deployment.settings.rejected_warn,
-            deployment.settings.rejected_alert,
-            deployment.settings.rejected_hold,
-        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +54,7 @@ def raw_expectations(
     retained: RetainedRows,
     window: Window,
     log: PublishedCounts,
-    limits: RejectedLimits,
+    settings: Settings,
     accepted: Collection[str],
 ) -> dict[date, verdicts.Expectation]:
     """By log day: landed lines = raw + early + rejected, with warnings and problems."""
@@ -118,7 +94,9 @@ def raw_expectations(
                 *_lacking_messages(day, counts),
                 *_stray_messages(source, parsed_files.landing_files, day),
             ],
-            notices={"rejected_lines": rejected_share(source, log, day, counts, limits, accepted)},
+            notices={
+                "rejected_lines": rejected_share(source, log, day, counts, settings, accepted)
+            },
         )
     return expectations
 
@@ -363,7 +341,7 @@ def rejected_share(
     log: PublishedCounts,
     day: date,
     counts: FileCounts,
-    limits: RejectedLimits,
+    settings: Settings,
     accepted: Collection[str],
 ) -> tuple[verdicts.Severity, str]:
     """Judge the share of rejected lines, by itself and against the days before."""
@@ -374,17 +352,17 @@ def rejected_share(
     if counts.landed < verdicts.MIN_JUDGED_ROWS:
         return verdicts.Severity.OK, text
     usual = _usual_share(log, day)
-    if share >= limits.hold and MANY_REJECTED not in accepted:
+    if share >= settings.rejected_hold and MANY_REJECTED not in accepted:
         return verdicts.Severity.ERROR, (
-            f"{text}, {limits.hold:.0%} or more; see {source.rejected.name} for the reasons; if "
-            f"that is right, launch the day with the tag {ACCEPT_TAG} = {MANY_REJECTED}"
+            f"{text}, {settings.rejected_hold:.0%} or more; see {source.rejected.name} for the "
+            f"reasons; if that is right, launch the day with the tag {ACCEPT_TAG} = {MANY_REJECTED}"
         )
-    if share >= limits.alert:
-        return verdicts.Severity.ALERT, f"{text}, {limits.alert:.0%} or more"
-    if usual is not None and share > usual + limits.warn:
+    if share >= settings.rejected_alert:
+        return verdicts.Severity.ALERT, f"{text}, {settings.rejected_alert:.0%} or more"
+    if usual is not None and share > usual + settings.rejected_warn:
         return verdicts.Severity.ALERT, f"{text}, on the days before {usual:.1%} (median)"
-    if share >= limits.warn:
-        return verdicts.Severity.WARN, f"{text}, {limits.warn:.0%} or more"
+    if share >= settings.rejected_warn:
+        return verdicts.Severity.WARN, f"{text}, {settings.rejected_warn:.0%} or more"
     return verdicts.Severity.OK, text
 
 

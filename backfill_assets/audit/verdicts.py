@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import reduce
 from statistics import median
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -352,6 +352,14 @@ def total_value(value: int | Decimal | None, zero: int | Decimal) -> int | Decim
     return int(value) if whole else value
 
 
+def read_totals(row: Mapping[str, Any], table: Table) -> dict[str, int | Decimal]:
+    """The totals of a row that Spark has computed, in which each is named `total_<column>`."""
+    return {
+        name: total_value(row[f"total_{name}"] or None, zero)
+        for name, zero in table.zero_totals.items()
+    }
+
+
 def measure_days(
     frame: DataFrame,
     table: Table,
@@ -425,10 +433,7 @@ def _day_metrics(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
         keys=row.get("keys"),
-        totals={
-            name: total_value(row[f"total_{name}"] or None, zero)
-            for name, zero in table.zero_totals.items()
-        },
+        totals=read_totals(row, table),
         digest=digest_text(row, table.struct_type),
         broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
         kinds={kind: row[f"kind_{at}"] for at, kind in enumerate(kinds)},

@@ -15,13 +15,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    describe_difference,
-    differing_figures,
-    have_same_rows,
-)
-from backfill_assets.backfills.changes import written_days
+from backfill_assets.audit import verdicts
+from backfill_assets.backfills.changes import RowOrigins
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -54,24 +49,20 @@ def cross_table_mismatches(reports: Iterable[TableDiff], ledgers: Ledgers) -> li
                 )
     for name, day, version in days:
         for earlier, later in ledgers[name].table.layer_equations:
-            if earlier.table.name in tables:
-                input_version = _comparable_version(tables, earlier.table.name, name, day, version)
-                earlier_number = (
-                    None
-                    if input_version is None
-                    else tables[earlier.table.name].number_at(earlier, day, input_version)
+            source = earlier.table.name
+            if source not in tables:
+                continue
+            input_version = _comparable_version(tables, source, name, day, version)
+            if input_version is None:
+                continue
+            number = tables[source].number_at(earlier, day, input_version)
+            later_number = tables[name].number_at(later, day, version)
+            if number is not None and later_number is not None and number != later_number:
+                has, instead = (
+                    earlier.text.format(f"{number:,}"),
+                    later.text.format(f"{later_number:,}"),
                 )
-                later_number = tables[name].number_at(later, day, version)
-                if (
-                    earlier_number is not None
-                    and later_number is not None
-                    and earlier_number != later_number
-                ):
-                    has, instead = (
-                        earlier.text.format(f"{earlier_number:,}"),
-                        later.text.format(f"{later_number:,}"),
-                    )
-                    mismatches.append(f"{day}: {earlier.table.name} {has}, but {name} {instead}")
+                mismatches.append(f"{day}: {source} {has}, but {name} {instead}")
     return sorted(mismatches)
 
 
@@ -79,30 +70,20 @@ class _TableAtVersion:
     """The content of a table's days as of any version, from its log and from measured figures."""
 
     def __init__(self, ledger: Ledger) -> None:
+        self.origins = RowOrigins(ledger)
         self._records: dict[date, list[CommitRecord]] = defaultdict(list)
-        self._own_versions: dict[date, list[int]] = defaultdict(list)
         self._external_versions: dict[date, list[int]] = defaultdict(list)
-        self._measured: dict[tuple[date, int], DayContent] = {}
+        self._measured: dict[tuple[date, int], verdicts.DayContent] = {}
         for record in ledger.records:
             for day in (*record.days, *record.revoked_days):
                 self._records[day].append(record)
-        for commit in ledger.all_commits:
-            versions = (
-                self._own_versions if isinstance(commit, CommitRecord) else self._external_versions
-            )
-            for day in written_days(commit):
-                versions[day].append(commit.version)
+        for commit in ledger.external_commits:
+            for day in commit.days:
+                self._external_versions[day].append(commit.version)
 
-    def add_measured(self, day: date, version: int, figures: DayContent) -> None:
-        """Add the measured figures of a day as of a version."""
-        self._measured[day, self.version_written(day, version)] = figures
-
-    def version_written(self, day: date, version: int) -> int:
-        """The last version up to this one in which anyone wrote the day; -1 if none did."""
-        return max(
-            _latest_version(self._own_versions[day], version),
-            _latest_version(self._external_versions[day], version),
-        )
+    def add_measured(self, day: date, version: int, content: verdicts.DayContent) -> None:
+        """Add the measured content of a day as of a version."""
+        self._measured[day, self.origins.origin_at(day, version)] = content
 
     def records_of(self, day: date) -> list[CommitRecord]:
         """The records that cover a day, oldest first."""
@@ -114,20 +95,19 @@ class _TableAtVersion:
         n = bisect_right([record.version for record in records], version)
         if not n or day not in records[n - 1].days:
             return None
-        others = _latest_version(self._external_versions[day], version)
+        others = max((v for v in self._external_versions[day] if v <= version), default=-1)
         return None if others > records[n - 1].valid_as_of(day) else records[n - 1].for_day(day)
 
-    def number_at(self, figure: Figure, day: date, version: int) -> Decimal | None:
+    def number_at(self, figure: Figure, day: date, version: int) -> int | Decimal | None:
         """A number of a day as of a version, preferably as measured; None if not known."""
-        record = self.record_at(day, version)
-        published = record.days[day] if record else None
-        figures = self._measured.get((day, self.version_written(day, version)))
-        return _figures_by_name(figures, published).get(figure.name)
-
-
-def _latest_version(versions: list[int], version: int) -> int:
-    n = bisect_right(versions, version)
-    return versions[n - 1] if n else -1
+        numbers: dict[str, int | Decimal] = {}
+        if record := self.record_at(day, version):
+            published = record.days[day]
+            entries = {ENTRY_PREFIX + name: Decimal(n) for name, n in published.entries.items()}
+            numbers = {**published.content.figures, **entries}
+        if measured := self._measured.get((day, self.origins.origin_at(day, version))):
+            numbers |= measured.figures
+        return numbers.get(figure.name)
 
 
 def _comparable_version(
@@ -156,8 +136,8 @@ def _have_same_inputs(
     """Whether two records of a day have the same inputs; by digest or run if they share none."""
     if both := first.inputs.keys() & second.inputs.keys():
         return all(
-            tables[name].version_written(day, first.inputs[name])
-            == tables[name].version_written(day, second.inputs[name])
+            tables[name].origins.origin_at(day, first.inputs[name])
+            == tables[name].origins.origin_at(day, second.inputs[name])
             for name in both
         )
     input_digest = first.days[day].input_digest
@@ -166,28 +146,13 @@ def _have_same_inputs(
     )
 
 
-def _figures_by_name(
-    measured: DayContent | None, published: PublishedDay | None
-) -> dict[str, Decimal]:
-    """What a `Figure` may ask for, by name: rows, totals and the expected counts of the commit.
-
-    `measured` is None if the day was not measured, `published` if it has no valid record. What was
-    measured wins.
-    """
-    numbers: dict[str, int | str | Decimal] = {}
-    if published:
-        numbers |= published.content.figures
-        numbers |= {ENTRY_PREFIX + name: count for name, count in published.entries.items()}
-    if measured:
-        numbers |= measured.figures
-    return {name: Decimal(value) for name, value in numbers.items()}
-
-
 def _record_mismatches(
-    name: str, day: date, measured: DayContent, published: PublishedDay
+    name: str, day: date, measured: verdicts.DayContent, published: PublishedDay
 ) -> Iterator[str]:
     """Sentences about measured numbers that differ from the numbers in the commit's record."""
-    for figure, (recorded, number) in differing_figures(published.content, measured).items():
+    for figure, (recorded, number) in verdicts.differing_figures(
+        published.content, measured
+    ).items():
         yield (
             f"{day}: {name} has {figure} {number:,}, but the commit that published it says "
             f"{recorded:,}"
@@ -227,8 +192,8 @@ class DayDiff:
 
     day: date
     versions: VersionPair
-    before: DayContent | None
-    after: DayContent | None
+    before: verdicts.DayContent | None
+    after: verdicts.DayContent | None
 
     @property
     def status(self) -> DayChangeKind:
@@ -237,13 +202,13 @@ class DayDiff:
             return DayChangeKind.MISSING
         if self.before is None:
             return DayChangeKind.ADDED
-        same = have_same_rows(self.before, self.after)
+        same = verdicts.have_same_rows(self.before, self.after)
         return DayChangeKind.IDENTICAL if same else DayChangeKind.CHANGED
 
     @property
     def difference_text(self) -> str:
         """Differences of rows, keys and totals as text; empty for an identical day."""
-        return describe_difference(self.before, self.after)
+        return verdicts.describe_difference(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -368,7 +333,7 @@ def _day_json(day: DayDiff) -> dict[str, Any]:
     }
 
 
-def _figures_json(figures: DayContent, version: int | None) -> dict[str, Any]:
+def _figures_json(figures: verdicts.DayContent, version: int | None) -> dict[str, Any]:
     """The figures of one side of a day; sums of decimals become text, so that none is rounded."""
     totals = {
         name: total if isinstance(total, int) else str(total)

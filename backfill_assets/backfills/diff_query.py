@@ -11,7 +11,6 @@ from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
 
 import pyspark.sql.types as T
 from deltalake.exceptions import DeltaError
@@ -19,13 +18,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
+from backfill_assets.audit import verdicts
 from backfill_assets.audit.profile import ks_statistic, stability_index
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    have_same_rows,
-    sum_exactly,
-    total_value,
-)
 from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import format_ranges
@@ -119,17 +113,10 @@ def _nested_text(value: Column, kind: T.ArrayType | T.MapType | T.StructType) ->
     return F.concat(F.lit("["), F.array_join(parts, ", "), F.lit("]"))
 
 
-def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
-    """The figures of each day of a frame of the table's rows, in one Spark query.
-
-    Days without rows are left out: see `diff_table`.
-    """
-    figures_by_group = _measure_groups(frame, table, table.partition)
-    return {day: figures for (day,), figures in figures_by_group.items()}
-
-
-def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayContent]:
-    """The figures by the values of the group columns, such as (version, day)."""
+def _measure_groups(
+    frame: DataFrame, table: Table, *group_columns: str
+) -> dict[tuple, verdicts.DayContent]:
+    """The content by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
     kinds = {f"total_{name}": table.struct_type[name].dataType for name in table.totals}
@@ -138,7 +125,7 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
     groups = rows.groupBy(*group_columns, first).agg(
         F.count(F.lit(1)).alias("rows"),
         _hash_lines(F.sort_array(F.collect_list("line"))).alias("group"),
-        *(sum_exactly(name, kind).alias(name) for name, kind in kinds.items()),
+        *(verdicts.sum_exactly(name, kind).alias(name) for name, kind in kinds.items()),
     )
     in_order = F.sort_array(F.collect_list(F.struct("first", "group")))["group"]
     days = groups.groupBy(*group_columns).agg(
@@ -150,22 +137,17 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
         # A separate aggregation: with the lists above, Spark would group those by key as well.
         keys = F.count_distinct(F.struct(*table.key)).alias("keys")
         days = days.join(frame.groupBy(*group_columns).agg(keys), [*group_columns])
+    rows_by_group = {tuple(row[n] for n in group_columns): row.asDict() for row in days.collect()}
     return {
-        tuple(row[name] for name in group_columns): _figures_from_row(row.asDict(), table)
-        for row in days.collect()
+        group: verdicts.DayContent(
+            row["rows"], verdicts.read_totals(row, table), row["sha256"], row.get("keys")
+        )
+        for group, row in rows_by_group.items()
     }
 
 
 def _hash_lines(hashes: Column) -> Column:
     return F.sha2(F.array_join(hashes, "\n"), 256)
-
-
-def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayContent:
-    totals = {
-        name: total_value(row[f"total_{name}"] or None, zero)
-        for name, zero in table.zero_totals.items()
-    }
-    return DayContent(row["rows"], totals, row["sha256"], row.get("keys"))
 
 
 #: No column of a table has a blank in its name.
@@ -221,12 +203,14 @@ def _diff_days(
     """Compare the days; `read` returns the rows of some days as of the given versions."""
     needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
     read_from = _choose_versions(needed, ledger)
-    figures: dict[tuple, DayContent] = {}
+    figures: dict[tuple, verdicts.DayContent] = {}
     if needed:
         figures = _measure_groups(read(read_from.values()), table, _VERSION, table.partition)
-    empty = DayContent(0, table.zero_totals, sha256().hexdigest(), 0 if table.key else None)
+    empty = verdicts.DayContent(
+        0, table.zero_totals, sha256().hexdigest(), 0 if table.key else None
+    )
 
-    def figures_at(version: int | None, day: date) -> DayContent | None:
+    def figures_at(version: int | None, day: date) -> verdicts.DayContent | None:
         return None if version is None else figures.get(read_from[version, day], empty)
 
     days = [
@@ -237,7 +221,7 @@ def _diff_days(
         (read_from[old, day], read_from[new, day])
         for day, (old, new) in versions.items()
         if old is not None and new is not None
-        if not have_same_rows(figures_at(old, day), figures_at(new, day))
+        if not verdicts.have_same_rows(figures_at(old, day), figures_at(new, day))
     ]
     if not changed:
         return diff.TableDiff(table, days)

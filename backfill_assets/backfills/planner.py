@@ -258,7 +258,7 @@ def plan_backfill(
     estimate = forecast.estimate_work(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
-    table_forecasts = {n: _forecast_table(ledgers[n], days, final) for n, days in forecasts.items()}
+    table_forecasts = {n: _forecast_table(snapshot, n, by_day) for n, by_day in forecasts.items()}
     first_change = backfill_plan.find_first_change(request.window, table_forecasts)
     stages, run_count = _cut_stages(
         request, estimate, deployment.settings.partitions_per_run, first_change

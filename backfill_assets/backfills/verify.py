@@ -1,6 +1,6 @@
 """Verify published days: recompute them with the assets and compare; nothing is written."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from enum import Enum
@@ -9,15 +9,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
-from backfill_assets.audit.verdicts import (
-    DayContent,
-    RefusedError,
-    Verdict,
-    describe_difference,
-    empty_day,
-    have_same_rows,
-    measure_days,
-)
+from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Grain, Window, parse_calendar_days
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
@@ -33,7 +25,7 @@ from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.code_version import Code
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.table import SchemaError, Table
 
@@ -72,23 +64,23 @@ class VerifiedDay:
     day: date
     outcome: VerifyOutcome
     why: str = ""
-    published: DayContent | None = None
-    held: DayContent | None = None
-    now: DayContent | None = None
+    published: verdicts.DayContent | None = None
+    held: verdicts.DayContent | None = None
+    now: verdicts.DayContent | None = None
     same_inputs: bool = False
 
     def __str__(self) -> str:
         if self.outcome is not VerifyOutcome.DIFFERS:
             return self.why
         parts = [f"published {self.published}"] if self.published else []
-        if self.held and not have_same_rows(self.held, self.published):
+        if self.held and not verdicts.have_same_rows(self.held, self.published):
             parts.append(f"the files hold {self._describe_other(self.held)}")
         parts.append(f"now {self._describe_other(self.now)}")
         return f"{'; '.join(parts)}: {self.why}"
 
-    def _describe_other(self, other: DayContent | None) -> str:
+    def _describe_other(self, other: verdicts.DayContent | None) -> str:
         """Another content as text, with its difference from the published one."""
-        difference = self.published and describe_difference(self.published, other)
+        difference = self.published and verdicts.describe_difference(self.published, other)
         return f"{other} ({difference})" if difference else str(other)
 
 
@@ -96,11 +88,11 @@ def compare_day(
     ledger: Ledger,
     day: date,
     *,
-    recomputed: DayContent | None,
+    recomputed: verdicts.DayContent | None,
     audit_failure: str,
-    stored: DayContent | None,
+    stored: verdicts.DayContent | None,
     read_error: str,
-    changed_since_publish: Sequence[str],
+    change: str,
     same_inputs: bool = False,
 ) -> VerifiedDay:
     """Compare a recomputed day with the published one.
@@ -112,13 +104,13 @@ def compare_day(
         audit_failure: why the day would not be published now; empty if it would.
         stored: content of the data files; None if not published or not readable.
         read_error: why the data files cannot be read; empty if they can.
-        changed_since_publish: sentences.
+        change: why a run would compute the published day anew; empty if it would not.
         same_inputs: whether inputs and settings are those of the published day.
     """
     record = ledger.latest.get(day)
     published = record.days[day].content if record else None
     file_problem = f"its files cannot be read ({read_error})" if read_error else ""
-    as_published = have_same_rows(published, stored)
+    as_published = verdicts.have_same_rows(published, stored)
     if not as_published:
         file_problem = file_problem or _explain_files(ledger, record, day)
     if day not in ledger.published_days:
@@ -133,20 +125,17 @@ def compare_day(
             VerifyOutcome.WOULD_FAIL,
             "; ".join(filter(None, [audit_failure, file_problem])),
         )
-    elif as_published and have_same_rows(stored, recomputed):
+    elif as_published and verdicts.have_same_rows(stored, recomputed):
         outcome, explanation = (
             VerifyOutcome.MATCHES,
-            f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
+            f"although a run would compute it anew ({change})" if change else "",
         )
     else:
         outcome = VerifyOutcome.DIFFERS
-        if not as_published and have_same_rows(recomputed, published):
-            reasons = ["computed anew it is as it was published"]
-        else:
-            reasons = [
-                " and ".join(changed_since_publish) or ("" if file_problem else _UNEXPLAINED)
-            ]
-        explanation = "; ".join(filter(None, [file_problem, *reasons]))
+        reason = change or ("" if file_problem else _UNEXPLAINED)
+        if not as_published and verdicts.have_same_rows(recomputed, published):
+            reason = "computed anew it is as it was published"
+        explanation = "; ".join(filter(None, [file_problem, reason]))
     return VerifiedDay(
         ledger.table.name, day, outcome, explanation, published, stored, recomputed, same_inputs
     )
@@ -271,26 +260,15 @@ class ComparisonDestination(Destination):
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
         """Audit and compare all days; publish none."""
         plan = candidate.plan
-        verdicts = [result.verdict for result in list_results(plan)]
-        recomputed: Mapping[date, Verdict] = {}
+        skipped = [result.verdict for result in list_results(plan)]
+        recomputed: Mapping[date, verdicts.Verdict] = {}
         if candidate.computed is not None:
             recomputed = audit_days(plan, candidate.computed).verdicts
         errors_by_day = {
-            v.day: v.failure_reasons for v in [*verdicts, *recomputed.values()] if not v.may_publish
+            v.day: v.failure_reasons for v in [*skipped, *recomputed.values()] if not v.may_publish
         }
-        stored, unreadable = _measure_published(publisher, plan.ledger, plan.request.window)
-        self.verified_days.extend(
-            compare_day(
-                plan.ledger,
-                day,
-                recomputed=recomputed[day].metrics if day in recomputed else None,
-                audit_failure=errors_by_day.get(day, ""),
-                stored=stored.get(day),
-                read_error=unreadable.get(day, ""),
-                changed_since_publish=_find_changes_since_publish(plan, day),
-                same_inputs=_has_same_inputs(plan, day),
-            )
-            for day in plan.request.window
+        self._compare_days(
+            publisher, plan.ledger, plan.request.window, errors_by_day, recomputed, plan
         )
         return []
 
@@ -298,17 +276,29 @@ class ComparisonDestination(Destination):
         self, publisher: Publisher, table: str, days: Sequence[date], error: str
     ) -> None:
         """Record that the days of a table cannot be computed."""
-        ledger = self.ledgers[table]
+        self._compare_days(publisher, self.ledgers[table], days, dict.fromkeys(days, error), {})
+
+    def _compare_days(
+        self,
+        publisher: Publisher,
+        ledger: Ledger,
+        days: Collection[date],
+        errors_by_day: Mapping[date, str],
+        recomputed: Mapping[date, verdicts.Verdict],
+        plan: ComputePlan | None = None,
+    ) -> None:
+        """Compare days with what is published; `plan` is None if none could be made."""
         stored, unreadable = _measure_published(publisher, ledger, days)
         self.verified_days.extend(
             compare_day(
                 ledger,
                 day,
-                recomputed=None,
-                audit_failure=error,
+                recomputed=recomputed[day].metrics if day in recomputed else None,
+                audit_failure=errors_by_day.get(day, ""),
                 stored=stored.get(day),
                 read_error=unreadable.get(day, ""),
-                changed_since_publish=(),
+                change=_find_change(plan, day) if plan else "",
+                same_inputs=plan is not None and _has_same_inputs(plan, day),
             )
             for day in days
         )
@@ -333,7 +323,7 @@ class _Verification:
             self._materialize(days, tables)
         except DependentDaysError as error:
             self._verify_parts(days, tables, str(error), halves=True)
-        except (RefusedError, SchemaError, dg.Failure) as error:
+        except (verdicts.RefusedError, SchemaError, dg.Failure) as error:
             spark_failed = isinstance(error.__cause__, SPARK_ERRORS)
             self._verify_parts(days, tables, str(error), halves=spark_failed)
         except SPARK_ERRORS as error:
@@ -371,13 +361,13 @@ class _Verification:
 
 def _measure_published(
     publisher: Publisher, ledger: Ledger, days: Iterable[date]
-) -> tuple[dict[date, DayContent], dict[date, str]]:
+) -> tuple[dict[date, verdicts.DayContent], dict[date, str]]:
     """Content of the data files of published days, and why others cannot be read."""
 
-    def measure(published_days: Sequence[date]) -> dict[date, DayContent]:
+    def measure(published_days: Sequence[date]) -> dict[date, verdicts.DayContent]:
         rows = publisher.table_snapshot(ledger, by_day=False).read_days(published_days)
-        measured = measure_days(rows, ledger.table)
-        return {day: measured.get(day, empty_day(ledger.table)) for day in published_days}
+        measured = verdicts.measure_days(rows, ledger.table)
+        return {day: measured.get(day, verdicts.empty_day(ledger.table)) for day in published_days}
 
     return _bisect_days([day for day in days if day in ledger.published_days], measure)
 
@@ -391,26 +381,10 @@ def _has_same_inputs(plan: ComputePlan, day: date) -> bool:
     )
 
 
-def _find_changes_since_publish(plan: ComputePlan, day: date) -> list[str]:
-    """Sentences on other inputs, code and settings than in the day's commit, if any."""
-    record = plan.ledger.latest.get(day)
-    if record is None:
-        return []
-    changes = []
-    input_digest = record.days[day].input_digest
-    if not input_digest:
-        changes.append("what it was made of is not on record")
-    elif input_digest != plan.input_digests[day]:
-        versions = {source.table.name: source.ledger.version for source in plan.sources}
-        newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
-        what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
-        changes.append(f"{what} has changed since")
-    if record.code_version != plan.request.record["code_version"]:
-        old_code = Code(record.code_version, record.git_commit, record.git_dirty)
-        changes.append(f"it was computed by other code: {old_code}")
-    if (old_config := record.made_under(day)) != plan.request.record["config_digest"]:
-        changes.append(f"it was computed under another configuration: {old_config}")
-    return changes
+def _find_change(plan: ComputePlan, day: date) -> str:
+    """Why a run would compute a published day anew; empty if it would not, or others changed it."""
+    reason = plan.reasons.get(day, "") if plan.ledger.current_record(day) else ""
+    return "" if reason == REQUESTED else reason
 
 
 def _bisect_days(
@@ -462,7 +436,7 @@ def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
     return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
-def _content_json(content: DayContent | None) -> dict[str, Any] | None:
+def _content_json(content: verdicts.DayContent | None) -> dict[str, Any] | None:
     """A content as JSON values; all totals are text, so that none is rounded."""
     if content is None:
         return None

@@ -29,7 +29,7 @@ from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
 from backfill_assets.delta.data_files import count_rows, list_data_files, rows_of_files
-from backfill_assets.delta.delta_rs import delta_log
+from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, delta_log, race_attempts
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.runtime_versions import package_version
@@ -207,8 +207,6 @@ def _without_row_changes(
 
 #: Number of days that Spark rewrites at a time.
 CHUNK_DAYS = 200
-#: Number of attempts when other commits come first; changed days are rewritten again.
-_ATTEMPTS = 10
 
 
 @dataclass
@@ -264,7 +262,7 @@ def migrate_table(writer: Writer) -> Iterator[str]:
         EngineError: the engine was lost; run the migration again.
     """
     staged = _RewrittenDays()
-    for _ in range(_ATTEMPTS):
+    for _ in race_attempts():  # days that others have changed are rewritten again
         migration = read_migration(writer.url, writer.table)
         if migration is None:
             return
@@ -281,8 +279,8 @@ def migrate_table(writer: Writer) -> Iterator[str]:
         yield "another run committed first; what it changed is looked at again"
     _remove_staged(writer, staged, staged.files)
     raise PublishError(
-        f"{writer.table.name}: other runs committed first {_ATTEMPTS} times in a row. Its columns "
-        "and days are as they left them. Migrate it when they are through."
+        f"{writer.table.name}: other runs committed first {RACE_ATTEMPTS} times in a row. Its "
+        "columns and days are as they left them. Migrate it when they are through."
     )
 
 

@@ -25,8 +25,6 @@ from backfill_assets.spark.filesystems import delete_folder, open_store
 #: In the warehouse; no table can have this name.
 TARGETS_FOLDER = "_targets"
 _STATE = "_state"
-#: Number of attempts of an update when other updates come first.
-_ATTEMPTS = 10
 #: In days, below the age of any target; see `targets_older_than`.
 ANY_AGE = -1
 #: A target's name is used in paths, in tags of runs and in commits.
@@ -244,7 +242,7 @@ def update_target(deployment: Deployment, name: str, update: Callable[[Target], 
     Raises:
         TargetError: there is no such target, or others keep changing it.
     """
-    for _ in range(_ATTEMPTS - 1):
+    for _ in delta_rs.race_attempts():
         with suppress(ChangedError):
             return save_target(deployment, update(load_target(deployment, name)))
     return save_target(deployment, update(load_target(deployment, name)))
@@ -347,15 +345,6 @@ def new_target(
         made=time.time(),
         reason=reason,
     )
-
-
-def create_target(deployment: Deployment, target: Target) -> Target:
-    """Create a new target: clone its tables and save its state.
-
-    Raises:
-        CloneError: a table cannot be cloned.
-    """
-    return save_target(deployment, clone_tables(deployment, target))
 
 
 def clone_tables(deployment: Deployment, target: Target) -> Target:

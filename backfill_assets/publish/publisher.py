@@ -76,6 +76,7 @@ class Publisher(dg.IOManager):
         deployment: whose tables, code and settings they are.
         engine: provides the Spark session.
         asset_versions: code versions of ordinary assets, which the deployment does not declare.
+        shared_frames: the cached frames that steps of a run share.
         send_lineage: None if no lineage events are sent.
     """
 
@@ -84,7 +85,7 @@ class Publisher(dg.IOManager):
     asset_versions: dict[str, str] = field(default_factory=dict)
     _destination: Destination | None = None
     _failed_days: dict[tuple[str, str], dict[date, str]] = field(default_factory=dict)
-    _shared_frames: SharedFrames = field(default_factory=SharedFrames)
+    shared_frames: SharedFrames = field(default_factory=SharedFrames)
     send_lineage: SendLineage | None = None
 
     def __post_init__(self) -> None:
@@ -94,11 +95,6 @@ class Publisher(dg.IOManager):
     def destination(self) -> Destination:
         """Where tables are read and candidates go; production unless set."""
         return self._destination or Destination(self.deployment.settings.warehouse)
-
-    @property
-    def shared_frames(self) -> SharedFrames:
-        """The cached frames that steps of a run share."""
-        return self._shared_frames
 
     def run_metadata(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
         """Return the run's part of the commit metadata: who, why, and by which code."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import dagster as dg
 import msgspec
@@ -56,11 +56,6 @@ class TargetDestination(Destination):
     results: list[tuple[Table, DayResult]] = field(default_factory=list)
 
     merges = False
-
-    @classmethod
-    def for_target(cls, deployment: Deployment, target: Target) -> Self:
-        """Return the destination of a target."""
-        return cls(deployment.settings.warehouse, deployment, target)
 
     def url(self, table: Table) -> str:
         """Location of a table: the clone, if the target has one."""
@@ -117,7 +112,7 @@ def prepare_target(
     if name not in targets.list_targets(deployment):
         tables = target_tables(deployment, request.tables)
         new = targets.new_target(deployment, name, tables, request.window, request.reason)
-        return targets.create_target(deployment, new)
+        return targets.save_target(deployment, targets.clone_tables(deployment, new))
     target = targets.load_target(deployment, name)
     if (
         request.tables
@@ -156,7 +151,9 @@ def catch_up(publisher: DeltaIOManager, deployment: Deployment, target: Target) 
     if all(pins[name] == target.pins[name] for name in target.tables):
         return targets.save_target(deployment, updated)
     updated = targets.clone_tables(deployment, updated)
-    target_publisher = publisher.with_destination(TargetDestination.for_target(deployment, updated))
+    target_publisher = publisher.with_destination(
+        TargetDestination(deployment.settings.warehouse, deployment, updated)
+    )
     for name in target.tables:
         cloned, table = days_to_clone(deployment, target, name), tables[name]
         if cloned.days:
@@ -253,7 +250,7 @@ def build_stages(
     Raises:
         TargetError: another command has cloned its tables again meanwhile.
     """
-    destination = TargetDestination.for_target(deployment, target)
+    destination = TargetDestination(deployment.settings.warehouse, deployment, target)
     target_publisher = publisher.with_destination(destination)
     resources = {
         IO_MANAGER_KEY: target_publisher.as_definition(),

@@ -66,14 +66,12 @@ def find_unloaded_days(
             days far after the newest landed one: then the source is silent or the clock is wrong,
             and more empty days would not help.
     """
-    loaded, days_to_load, missing_days, files_on_hold, input_digests = (
-        loaded_manifests(raw),
-        {},
-        set(),
-        {},
-        {},
-    )
-    reverted_days, days_without_news = set[date](), set[date]()
+    loaded = loaded_manifests(raw)
+    days_to_load: dict[date, str] = {}
+    input_digests: dict[date, str] = {}
+    files_on_hold: dict[date, list[str]] = {}
+    missing_days, reverted_days = set[date](), set[date]()
+    days_without_news = set[date]()
     due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
     last_expected = _last_day_requested(loaded, listing, log_window, policy)
     known_days = {*loaded, *raw.published_days, *raw.revocations}

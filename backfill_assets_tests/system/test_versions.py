@@ -185,7 +185,8 @@ def test_the_files_of_a_retired_table_leave_for_good_when_the_time_to_undo_is_ov
 def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     described = targets.new_target(before.deployment, "v9", ["spent"], Window(day(1), day(2)))
-    targets.create_target(before.deployment, described)
+    described = targets.clone_tables(before.deployment, described)
+    targets.save_target(before.deployment, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintain_tables(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
