@@ -259,6 +259,10 @@ def test_a_date_is_compared_with_a_date_and_beside_a_time_as_the_moment_at_which
 
     assert compared(ReadingLine) == compared(Dates) == "`read`, `sent`"
     assert compared(Dated) == "`_begin_of_date`, `sent`"
+    # That moment is no column of staging.
+    for model, others in {ReadingLine: [], Dates: [], Dated: ["_begin_of_date"]}.items():
+        source = replace(READINGS, lines=model)
+        assert dedup.version_columns(source) == [*source.staged.columns, *others]
 
 
 def test_versions_are_compared_within_the_columns_that_are_named():

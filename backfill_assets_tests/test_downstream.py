@@ -18,7 +18,13 @@ from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.consistent_versions import versions_that_belong_together
 from backfill_assets.delta.data_files import OldFiles
-from backfill_assets.delta.records import ACCEPTED_CODE, Commit, CommitRecord, ExternalCommit
+from backfill_assets.delta.records import (
+    ACCEPTED_CODE,
+    Commit,
+    CommitRecord,
+    ExternalCommit,
+    Provenance,
+)
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -67,7 +73,7 @@ class Tables:
         )
 
     def make(self, table, version, numbers, *, run, inputs, **more):
-        """A commit of days; some of them may have had the `same` rows already."""
+        """A commit of days; some may have had the `same` rows, or have `own_inputs`."""
         self._add(table.name, version, numbers, inputs, run, **more)
 
     def external(self, table, version, numbers):
@@ -76,7 +82,7 @@ class Tables:
     def _add(
         self, name, version, numbers, inputs, run, *, withdrawn=(), as_of=None, same=(), **more
     ):
-        code = more.pop("code", "code")
+        code, own_inputs = more.pop("code", "code"), more.pop("own_inputs", None)
         commit_record = record(version, days(*numbers), inputs=inputs, run=run, **more)
         digests = (
             input_digests(TABLES[name].inputs(POLICY), self.now(), commit_record.days)
@@ -91,6 +97,7 @@ class Tables:
                 digest=existing.latest[d].days[d].digest
                 if d in days(*same)
                 else published_day.digest,
+                provenance=own_inputs and Provenance(code, inputs=own_inputs),
             )
             for d, published_day in commit_record.days.items()
         }
@@ -183,6 +190,16 @@ def test_what_was_made_of_others_as_well_is_refused(tables):
     # A later run that finds the rows as they are to be changes nothing of it.
     tables.make(STAGED, 4, [4], run="samerows", inputs={RAW.name: 3}, same=[4])
     assert list_problems(tables.extents("nightrun")) == [problem]
+
+
+def test_a_day_that_was_switched_over_was_made_of_the_inputs_of_its_rows(tables):
+    """Its commit names newer inputs: its rows are those of a shadow target."""
+    tables.load(3, [5], run="nextnight", touches=[4, 5])
+    own_inputs = {RAW.name: 2}
+    tables.make(STAGED, 3, [4], run="switched", inputs={RAW.name: 3}, own_inputs=own_inputs)
+    assert list_problems(tables.extents("nightrun")) == []
+    assert days_by_table(tables.extents("nightrun"))[STAGED.name] == ({3, 4}, set())
+    assert days_by_table(tables.extents("nextnight")) == {RAW.name: ({5}, set())}
 
 
 @pytest.mark.parametrize("how", ["by other code", "by another writer"])

@@ -232,8 +232,8 @@ def make_request(first: int = 1, last: int = 3, *tables: str, **more) -> Backfil
             "give FIRST...LAST or one day, as YYYY-MM-DD, the first not after the last",
         ),
         (
-            make_request(1, 3, "no_table", FACT.name),
-            f"no such table: no_table; there are {[*DEPLOYMENT.tables]}",
+            make_request(1, 3, "no_table", FACT.name, "another"),
+            f"no such table: another, no_table; there are {[*DEPLOYMENT.tables]}",
         ),
         (
             make_request(29, 31, weekly.name),
@@ -291,6 +291,8 @@ def test_weeks_that_cannot_be_built_are_named_with_the_day_on_which_they_are_due
     assert [*explain_left_out(deployment, request.tables, request.window, date(2024, 3, 4))] == [
         begins
     ]
+    # A day that is still to come is planned all the same.
+    assert [*explain_left_out(deployment, [FACT.name], request.window, day(9))] == []
 
 
 class _LastHourOfFebruary(datetime):
@@ -894,7 +896,8 @@ def loaded_days(monkeypatch, tmp_path) -> Deployment:
     ],
 )
 def test_days_that_cannot_be_closed_or_opened(loaded_days, n, reopen, reason):
-    with pytest.raises(ValueError, match=re.escape(reason)):
+    text = f"is not {'opened' if reopen else 'closed'}, as {day(n)} {reason}"
+    with pytest.raises(ValueError, match=re.escape(text)):
         unloaded.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
 
 

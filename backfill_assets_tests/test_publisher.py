@@ -386,6 +386,18 @@ def test_a_plan_has_what_it_was_made_from():
     )
     plan = publisher.plan_days(request, FACT, snapshot, sources, start_another_session)
     assert plan.writer == publisher.writer(FACT, start_another_session)
+    # An undo has its reasons, and asks for these days alone.
+    plan = publisher.plan_commit(request, FACT, snapshot, sources, reasons)
+    assert plan == ComputePlan(
+        request=request,
+        writer=publisher.writer(FACT),
+        ledger=own,
+        sources=sources,
+        fingerprints=dict.fromkeys(reasons, "input"),
+        reasons=reasons,
+        refused={},
+        requested=reasons,
+    )
 
 
 PUBLISHED = built(0, days(1, 2, 3), inputs={STAGED.name: 0})

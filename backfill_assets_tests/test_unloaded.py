@@ -166,6 +166,11 @@ def test_what_is_loaded_closes_days_whose_folder_is_missing_for_long():
         1: False,
         3: True,
     }
+    # It stays closed in later loads, until its folder is expected again.
+    loaded[day(3)] = asked[day(3)].manifest
+    assert load_targets(loaded, listing, days(3), POLICY)[day(3)].manifest.closed
+    reopened = load_targets(loaded, listing, days(3), POLICY, reopen=days(3))
+    assert not reopened[day(3)].manifest.closed
     # Nothing is closed by what is listed and not loaded, nor by a day that is loaded as empty.
     assert not load_targets({}, listing, days(2), POLICY)[day(2)].manifest.closed
     empty = {day(6): replace(loaded[day(6)], present_days=frozenset())}
