@@ -259,6 +259,7 @@ def _print_proposal(out: Output, proposal: ImportPlan) -> None:
 def _import_tables(out: Output, table_imports: Sequence[ImportRequest]) -> None:
     """Land the new rows of each table; prints after each, as JSON only after the last."""
     from backfill_assets.imports.importer import run_import
+    from backfill_assets.imports.landing_files import arrival_days
 
     results = []
     for table_import in table_imports:
@@ -269,8 +270,7 @@ def _import_tables(out: Output, table_imports: Sequence[ImportRequest]) -> None:
             for file, rows in manifest.landed_files.items()
             if file not in previous.landed_files
         }
-        # A landing file's name starts with `arrival_date=YYYY-MM-DD`.
-        days = sorted({file[13:23] for file in new_files})
+        days = sorted(map(str, arrival_days(new_files)))
         results.append(
             {"table": manifest.table, "version": manifest.version, "files": new_files, "days": days}
         )

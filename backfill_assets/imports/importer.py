@@ -374,8 +374,8 @@ def _land_step(
 ) -> import_state.TableImport:
     """Land the remaining days of a step."""
     new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
-    landed = {date.fromisoformat(file[13:23]) for file in step.landed}
-    remaining = {day: rows for day, rows in step.rows.items() if day not in landed}
+    landed_days = landing_files.arrival_days(step.landed)
+    remaining = {day: rows for day, rows in step.rows.items() if day not in landed_days}
     arrival = landing_files.arrival_day(request.late_data_policy, table_import.how.stray)
     with request.open_scratch(step.name) as scratch:
         lines = (
@@ -488,7 +488,7 @@ def _describe_unloaded_files(
     """Report files that are not in the tables, and files with another number of rows there."""
     loaded = {file: raw.get(file, 0) + rejected.get(file, 0) for file in landed}
     if none := [file for file in landed if not loaded[file]]:
-        days = format_ranges(date.fromisoformat(file[13:23]) for file in none)
+        days = format_ranges(landing_files.arrival_days(none))
         yield f"not loaded yet: {len(none)} file(s) of {days}"
     if other := [file for file in landed if loaded[file] not in (0, landed[file])]:
         yield f"loaded with other rows than landed: {', '.join(other[:20])}"

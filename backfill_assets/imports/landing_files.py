@@ -4,7 +4,7 @@ Values are parsed when the lines are loaded. Here, only columns are refused whos
 a value of the field.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial, reduce
@@ -22,7 +22,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DaySet, format_ranges
 from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, ImportStep
 from backfill_assets.landing.formats import json_fields
-from backfill_assets.landing.listing import folder_name
+from backfill_assets.landing.listing import folder_day, folder_name, folder_of
 from backfill_assets.runtime_versions import SESSION_ZONE
 from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import quote_name
@@ -275,6 +275,11 @@ def arrival_day(policy: Policy, stray: date | None) -> Column:
     if policy.end is not None:
         known = known & (arrival < F.lit(policy.end))
     return F.when(known, arrival).otherwise(F.lit(stray).cast("date"))
+
+
+def arrival_days(files: Iterable[str]) -> set[date]:
+    """The arrival days of landing files, by the folders in their names."""
+    return {day for file in files if (day := folder_day(folder_of(file)))}
 
 
 def split_chunks(rows: Mapping[date, int], most: int) -> Iterator[list[date]]:

@@ -300,7 +300,7 @@ def _list_local(
     """List folders of arrival days of a local landing, and the strays."""
     names = [path.name for path in Path(base).iterdir()]
     if days is None:
-        days = filter(None, map(_arrival_day, names))
+        days = filter(None, map(folder_day, names))
     # The folder of the source itself may be a link of the deployment; its items come from others.
     real = str(Path(base).resolve()), str(Path(root).resolve())
     listed: _Listed = {}
@@ -359,7 +359,7 @@ def _list_store(
     inside: dict[date, list[pafs.FileInfo]] = {}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         name, _, within = info.path.removeprefix(f"{base}/").partition("/")
-        arrival = _arrival_day(name)
+        arrival = folder_day(name)
         if not within and _is_stray_object(info):
             strays.add(name)
         elif arrival is not None:
@@ -405,7 +405,8 @@ def _folder_items(
     return items.values()
 
 
-def _arrival_day(folder: str) -> date | None:
+def folder_day(folder: str) -> date | None:
+    """The arrival day of a folder; None if it is not that of a day."""
     try:
         day = date.fromisoformat(folder.removeprefix("arrival_date="))
     except ValueError:
@@ -415,7 +416,7 @@ def _arrival_day(folder: str) -> date | None:
 
 
 def _is_stray(name: str) -> bool:
-    return _arrival_day(name) is None and not _is_hidden(name)
+    return folder_day(name) is None and not _is_hidden(name)
 
 
 def _is_stray_object(info: pafs.FileInfo) -> bool:
