@@ -393,7 +393,7 @@ def test_a_plan_has_what_it_was_made_from():
         writer=publisher.writer(FACT),
         ledger=own,
         sources=sources,
-        fingerprints=dict.fromkeys(reasons, "input"),
+        input_digests=dict.fromkeys(reasons, "input"),
         reasons=reasons,
         refused={},
         requested=reasons,
