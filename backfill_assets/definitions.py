@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
+from pyspark.sql import SparkSession
 
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
 from backfill_assets.assets.input_frames import OpenServices
@@ -35,7 +36,7 @@ def build_defs(
     settings: Settings | None = None,
     *,
     tables: Iterable[object] | str | None = None,
-    engine: Engine | None = None,
+    engine: Engine | SparkSession | Any = None,
     translation: Callable[[dg.AssetSpec], dg.AssetSpec] | None = None,
     resources: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
@@ -54,7 +55,8 @@ def build_defs(
         settings: all settings; if not given, `values`, and the environment for the others.
         tables: the tables and sources, or where they are declared, as `module:attribute`; if not
             given, those that the settings name.
-        engine: provides the Spark session; as in the settings if not given.
+        engine: a Spark session of the project, or a resource that provides one as
+            `spark_session`, such as dagster-pyspark's; as in the settings if not given.
         translation: changes the group, owners, tags, kinds or description of an asset's spec; its
             key follows from the setting `key_prefix`.
         resources: replacements for resources of the deployment, by key, for tests.
@@ -69,7 +71,10 @@ def build_defs(
     settings = deployment.settings
     report_long_range(settings.partitions_per_run)
     code = deployment.code
-    engine = engine or Engine.from_settings(settings)
+    if engine is None:
+        engine = Engine.from_settings(settings)
+    elif not isinstance(engine, Engine):
+        engine = Engine.from_session(settings, engine)
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(deployment, clock)
     today = clock().astimezone(settings.zone).date()

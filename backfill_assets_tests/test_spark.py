@@ -29,9 +29,10 @@ from py4j.protocol import Py4JError
 
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.data_files import write_files
+from backfill_assets.orders.tables import RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import connect, known_jars
 from backfill_assets.spark import jars as jars_module
-from backfill_assets.spark import known_jars
 from backfill_assets.spark import session as module
 from backfill_assets.spark.configuration import connect_server_command, spark_config, static_config
 from backfill_assets.spark.jars import (
@@ -53,6 +54,7 @@ from backfill_assets.spark.jvm_launch import (
 )
 from backfill_assets.spark.session import Engine
 from backfill_assets.spark.stores import S3, STORES, GoogleStorage
+from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.connect_server import server_settings
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -452,6 +454,33 @@ def test_times_are_kept_with_statistics_and_old_files_stay_good(pipeline, spark)
 
 def moment(day_n: int, hour: int) -> datetime:
     return datetime.combine(day(day_n), clock(hour), timezone.utc)
+
+
+def test_a_session_of_the_projects_own_stays_as_it_is(spark, tmp_path):
+    """Runs work in clones of it, with settings of ours."""
+    given = spark.cloneSession() if hasattr(spark, "cloneSession") else spark.newSession()
+    given.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    given.conf.set("spark.sql.ansi.enabled", "false")
+    given.range(3).createOrReplaceTempView("mine")
+    before = dict(given.conf.getAll)
+    resource = SimpleNamespace(spark_session=given)
+    engine = Engine.from_session(load_settings(spark_conf=SMALL), resource)
+    pipeline = Pipeline(engine, tmp_path)
+    pipeline.land(1, [order("a", 1)])
+    assert pipeline.run(1, 1, (RAW.name, REJECTED.name, STAGED.name)).success
+    assert len(pipeline.rows(STAGED.name)) == 1
+    assert (dict(given.conf.getAll), given.table("mine").count()) == (before, 3)
+    for session in engine.started_sessions:
+        conf = session.conf.getAll
+        assert conf["spark.sql.session.timeZone"] == "UTC"
+        assert conf["spark.sql.ansi.enabled"] == "true"
+
+
+def test_a_session_of_the_projects_own_that_does_not_suit_is_named(spark, monkeypatch):
+    monkeypatch.setattr(connect, "DELTA_CONF", {"spark.sql.no.such": "setting"})
+    given = "the Spark session that build_defs was given as its engine has no Delta Lake"
+    with pytest.raises(EngineError, match=f"{given}: it lacks spark.sql.no.such=setting"):
+        _ = Engine.from_session(load_settings(), spark).spark_session
 
 
 def test_a_connect_session_gets_only_what_can_change_at_run_time():

@@ -82,12 +82,19 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     Delta commit then takes 11 to 19 s instead of 2 s.
     """
     if settings.spark_remote:
-        # The server has the master, and Spark refuses both settings together.
-        deployment_conf = {
-            name: value for name, value in settings.spark_conf.items() if name != "spark.master"
-        }
-        return {"spark.remote": settings.spark_remote, **_RUNTIME_CONF, **deployment_conf}
+        return {"spark.remote": settings.spark_remote, **session_config(settings)}
     return _driver_config(settings, _RUNTIME_CONF)
+
+
+def session_config(settings: Settings) -> dict[str, Any]:
+    """The settings of a session whose driver somebody else has started.
+
+    Without the master, which the driver has: Spark refuses it together with a server's URL.
+    """
+    deployment_conf = {
+        name: value for name, value in settings.spark_conf.items() if name != "spark.master"
+    }
+    return {**_RUNTIME_CONF, **deployment_conf}
 
 
 def small_data_config(settings: Settings) -> dict[str, str]:

@@ -156,15 +156,23 @@ def hide_token(url: str) -> str:
     return re.sub(r"token=[^;]+", "token=***", url)
 
 
-def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> None:
-    """Raise if a server cannot compute what the configuration says, or would give other rows.
+def describe_server(config: Mapping[str, Any]) -> str:
+    """The server of a configuration, for messages."""
+    return f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])}"
+
+
+def raise_if_incompatible(
+    session: SparkSession, config: Mapping[str, Any], description: str
+) -> None:
+    """Raise if a session cannot compute what the configuration says, or would give other rows.
+
+    `description` says whose session it is, such as that of a server.
 
     Raises:
         EngineError: another minor version of Spark or Delta; no Delta, or not its settings; a
-            setting that decides rows and that a session cannot change on this server.
+            setting that decides rows and that a session cannot change.
     """
-    server = f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])}"
-    _raise_if_other_version(server, "Spark", session.version, "pyspark")
+    _raise_if_other_version(description, "Spark", session.version, "pyspark")
     server_conf = session.conf.getAll
     delta = _delta_version(session)
     missing = [] if delta else [f"Delta's jars (spark.jars.packages={delta_coordinate()})"]
@@ -174,10 +182,10 @@ def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> N
     ]
     if missing:
         raise EngineError(
-            f"{server} has no Delta Lake: it lacks {' and '.join(missing)}. Start it with them; "
-            "nothing was written."
+            f"{description} has no Delta Lake: it lacks {' and '.join(missing)}. Start it with "
+            "them; nothing was written."
         )
-    _raise_if_other_version(server, "Delta Lake", delta, "delta-spark")
+    _raise_if_other_version(description, "Delta Lake", delta, "delta-spark")
     differences = []
     for name, expected in config.items():
         actual = server_conf.get(name)
@@ -186,8 +194,8 @@ def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> N
             differences.append(f"{name}{detail}")
     if differences:
         raise EngineError(
-            f"{server} runs with other settings than it must, and a session cannot change them: "
-            f"{'; '.join(differences)}. Set them where the server is started; nothing was written."
+            f"{description} runs with other settings than it must, and a session cannot change "
+            f"them: {'; '.join(differences)}. Set them where Spark is started; nothing was written."
         )
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from hashlib import sha256
@@ -32,7 +32,12 @@ from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark import connect, jars
-from backfill_assets.spark.configuration import small_data_config, spark_config, used_stores
+from backfill_assets.spark.configuration import (
+    session_config,
+    small_data_config,
+    spark_config,
+    used_stores,
+)
 from backfill_assets.spark.frames import SMALL_DATA_ROWS
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
 from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
@@ -216,6 +221,7 @@ class Engine(LazyPySparkResource):
     stores: list[str] = Field(default_factory=list)
     small_data_config: dict[str, str] = Field(default_factory=dict)
     _small_data_session: SparkSession | None = PrivateAttr(default=None)
+    _find_session: Callable[[], SparkSession] | None = PrivateAttr(default=None)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -226,6 +232,21 @@ class Engine(LazyPySparkResource):
             stores=[store.name for store in used_stores(settings)],
             small_data_config=small_data_config(settings),
         )
+
+    @classmethod
+    def from_session(cls, settings: Settings, given: Any) -> Self:
+        """The engine on a Spark session of a project's own, or on a resource that provides one.
+
+        It works in clones of that session, with settings of their own: the session keeps its
+        settings, temporary views and functions.
+        """
+        engine = cls(
+            spark_config=session_config(settings),
+            jars=str(settings.jars),
+            small_data_config=small_data_config(settings),
+        )
+        engine._find_session = lambda: getattr(given, "spark_session", given)
+        return engine
 
     @property
     def spark_session(self) -> SparkSession:
@@ -262,6 +283,8 @@ class Engine(LazyPySparkResource):
 
     def _create_small_data_session(self) -> SparkSession:
         default_session = self._start_session()
+        if self._find_session:
+            return _clone_session(default_session, self.small_data_config)
         if "spark.remote" in self.spark_config:
             config = {**self.spark_config, **self.small_data_config}
             with self._explain_server_errors():
@@ -288,6 +311,8 @@ class Engine(LazyPySparkResource):
 
     def _prepare_session(self) -> None:
         """Called with the session lock: connect, or complete the configuration to start a JVM."""
+        if self._find_session:
+            return
         if "spark.remote" in self.spark_config:
             self._connect_server()
             return
@@ -310,9 +335,13 @@ class Engine(LazyPySparkResource):
         """Called by dagster-pyspark's `spark_session`: start the session or connect to a server."""
         if self._spark_session is None:
             config = self.spark_config
-            if "spark.remote" in config:
+            if self._find_session:
+                session = _clone_session(self._find_session(), config)
+                description = "the Spark session that build_defs was given as its engine"
+                connect.raise_if_incompatible(session, config, description)
+            elif "spark.remote" in config:
                 session = _server_session(config)
-                connect.raise_if_incompatible(session, config)
+                connect.raise_if_incompatible(session, config, connect.describe_server(config))
                 connect.raise_if_unsafe_commits(session, config, self.stores)
             else:
                 session = _embedded_session(config)
@@ -343,6 +372,17 @@ class Engine(LazyPySparkResource):
                 f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use "
                 "the embedded session."
             ) from None
+
+
+def _clone_session(session: SparkSession, config: Mapping[str, Any]) -> SparkSession:
+    """A session on the same driver, with the settings that a session may change."""
+    clone: SparkSession = (
+        session.cloneSession() if hasattr(session, "cloneSession") else session.newSession()
+    )
+    for name, value in config.items():
+        if clone.conf.isModifiable(name):
+            clone.conf.set(name, value)
+    return clone
 
 
 def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
