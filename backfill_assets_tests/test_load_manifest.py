@@ -546,6 +546,13 @@ def test_closing_a_day_is_news_once():
     )
 
 
+def test_a_closed_day_whose_folder_is_expected_again_is_news():
+    closed = loaded_manifest(2, make_landing("a=1"), closed_days=days(2))
+    reopened = load_target(day(2), closed, make_landing("a=1"))
+    assert needs_reload(closed, reopened)
+    assert describe_change(closed, reopened) == "a folder is expected again"
+
+
 def test_a_folder_that_comes_after_all():
     closed = loaded_manifest(2, make_landing("a=1"), closed_days=days(2))
     result = load_target(day(2), closed, make_landing("a=1", "b=22"), closed_days=days(2))

@@ -311,6 +311,8 @@ def daily_records(*numbers: int) -> list:
 
 def test_a_day_is_final_once_the_day_before_is():
     assert compute_final_days(*daily_records(1, 2, 3, 4, 5)) == days(1, 2, 3)
+    # Days of one commit are built one upon the other.
+    assert compute_final_days(record(0, days((1, 5)), inputs={STAGED.name: 0})) == days(1, 2, 3)
     # The first day of all has none before it; the third one has none that is published.
     assert compute_final_days(*daily_records(1, 3, 4, 5)) == days(1)
     assert compute_final_days(*daily_records(2, 3, 4, 5)) == frozenset()

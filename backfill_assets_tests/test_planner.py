@@ -877,7 +877,7 @@ def loaded_days(monkeypatch, tmp_path) -> Deployment:
     }
     landing = {str(d): manifest.as_json for d, manifest in manifests.items()}
     log = ledger(RAW, record(1, manifests, landing=landing))
-    monkeypatch.setattr(unloaded, "read_ledger", lambda *_: log)
+    monkeypatch.setattr(unloaded, "read_ledger", lambda _, table: {RAW.name: log}[table.name])
     write_landing(tmp_path, "a=1", *[None] * 37, "a=39")
     return Deployment(load_settings(landing=str(tmp_path), start=day(1), end=None))
 
@@ -892,11 +892,17 @@ def loaded_days(monkeypatch, tmp_path) -> Deployment:
         (900_000, False, "is not over: its folder may still come"),
         (2, True, "is not closed"),
         (41, True, "is not closed"),
-        (3, True, "is not waited for: the folder of 2024-02-09 has come, 30 days later or more"),
+        (
+            3,
+            True,
+            "is not waited for: the folder of 2024-02-09 has come, 30 days later or more. A folder "
+            "that comes after all is loaded",
+        ),
     ],
 )
 def test_days_that_cannot_be_closed_or_opened(loaded_days, n, reopen, reason):
-    text = f"is not {'opened' if reopen else 'closed'}, as {day(n)} {reason}"
+    verb = "opened" if reopen else "closed"
+    text = f"orders [{day(n)}] is not {verb}, as {day(n)} {reason}. Nothing was changed"
     with pytest.raises(ValueError, match=re.escape(text)):
         unloaded.refuse_closing(loaded_days, ORDER_LINES, Window(day(n), day(n + 1)), reopen=reopen)
 

@@ -99,6 +99,16 @@ def test_what_failed_last_counts(instance):
     assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
 
 
+def test_days_that_failed_in_several_commits_are_all_asked_for(instance):
+    options = {"backfill": "backfill"}
+    first, second = (
+        make_commit(1, [1], failed=[3], **options),
+        make_commit(2, [2], failed=[4], **options),
+    )
+    (message,) = find_requested(instance, "backfill", ledger(FACT, first, second)).not_published
+    assert message.startswith("fact_daily_orders [2024-01-03...2024-01-04] was asked for")
+
+
 def test_days_that_were_published_as_they_were_to_be(instance):
     """No commit speaks of them, but Dagster was told."""
     id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
