@@ -319,8 +319,8 @@ def doctor(out: Output, port: int, engine: bool, seconds: float) -> Status:
 
 
 def _print_line(out: Output, line: ReportLine) -> None:
-    fix = f". Mend: {line.mend}" if line.mend else ""
-    out.print_text(f"{line.level.value:6} {line.part:28} {line.said}{fix}")
+    fix = f". Mend: {line.fix}" if line.fix else ""
+    out.print_text(f"{line.level.value:6} {line.part:28} {line.message}{fix}")
 
 
 def _basic_checks(port: int, start: bool) -> Iterator[Check]:

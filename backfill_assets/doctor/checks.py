@@ -21,8 +21,8 @@ class ReportLine:
 
     part: str
     level: Level
-    said: str
-    mend: str = ""
+    message: str
+    fix: str = ""
 
 
 @dataclass(frozen=True)
