@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         week_starting,
     )
     from backfill_assets.definitions import BackfillAssets, build_defs, delta_io_manager
+    from backfill_assets.delta.delta_rs import replace_rows
     from backfill_assets.publish.io_manager import publishes
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import (
@@ -137,6 +138,7 @@ _MODULES = {
     "nullable_column": "tables.columns",
     "previous_partitions": "calendar.reach",
     "publishes": "publish.io_manager",
+    "replace_rows": "delta.delta_rs",
     "spread_join": "transforms.point_in_time",
     "table": "tables.table_function",
     "version_of": "tables.table_function",
@@ -199,6 +201,7 @@ __all__ = [
     "nullable_column",
     "previous_partitions",
     "publishes",
+    "replace_rows",
     "spread_join",
     "table",
     "version_of",

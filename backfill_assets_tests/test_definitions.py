@@ -209,7 +209,7 @@ def test_comparisons_are_there_once_there_is_a_target(tmp_path):
 
     assert comparison_names() == set()
     targets.save_target(
-        Deployment(settings), targets.Target(name="v2", tables=(), asked=(), pins={})
+        Deployment(settings), targets.Target(name="v2", tables=(), requested_days=(), pins={})
     )
     assert comparison_names() == {*tables}
 

@@ -425,12 +425,12 @@ def test_a_broken_set_up(broken, part, level, said, mend, place, capsys):
     status, report = run_doctor(capsys)
     lines = [line for line in report if line["part"] == part]
     assert any(
-        line["level"] == level and re.search(said, line["said"]) and re.search(mend, line["mend"])
+        line["level"] == level and re.search(said, line["message"]) and re.search(mend, line["fix"])
         for line in lines
     ), lines
     assert status == any(line["level"] == "WRONG" for line in report)
     # A line is a line.
-    assert all("\n" not in line["said"] + line["mend"] for line in report)
+    assert all("\n" not in line["message"] + line["fix"] for line in report)
 
 
 def test_a_port_that_somebody_uses(place, capsys):
@@ -440,7 +440,7 @@ def test_a_port_that_somebody_uses(place, capsys):
         _, report = run_doctor(capsys, "--port", str(other.getsockname()[1]))
     (line,) = (line for line in report if line["part"] == "port")
     assert line["level"] == "note"
-    assert "--port" in line["mend"]
+    assert "--port" in line["fix"]
 
 
 def test_what_is_wrong_is_not_called_fine_as_well(place, capsys):
@@ -459,7 +459,7 @@ def test_a_look_that_raises_is_the_failure_of_its_own_line(place, capsys):
     place.patch.setattr(data, "check_read", fail)
     status, report = run_doctor(capsys)
     bad = [line for line in report if line["level"] == "WRONG"]
-    assert [(line["part"], line["said"]) for line in bad] == [
+    assert [(line["part"], line["message"]) for line in bad] == [
         (FACTS, "ZeroDivisionError: by nothing at all")
     ]
     assert status == 1
@@ -474,7 +474,7 @@ def test_a_look_that_hangs_is_given_up(place, capsys):
     place.patch.setattr(os, "_exit", ended.append)
     _, report = run_doctor(capsys, "--seconds", "0.4")
     release.set()
-    failures = {line["part"]: line["said"] for line in report if line["level"] == "WRONG"}
+    failures = {line["part"]: line["message"] for line in report if line["level"] == "WRONG"}
     assert failures["warehouse"] == "no answer within 0.4 s"
     # What lies behind it is not waited for again.
     assert failures[FACTS] == "not looked at, because of the line on: warehouse"

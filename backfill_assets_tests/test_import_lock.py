@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from threading import Barrier
 
@@ -14,7 +15,16 @@ import pytest
 
 from backfill_assets.delta import delta_rs
 from backfill_assets.deployment import Deployment
-from backfill_assets.imports.import_state import ImportRefusedError, lock_import, short_digest
+from backfill_assets.imports.import_state import (
+    ImportMapping,
+    ImportRefusedError,
+    ImportStep,
+    TableImport,
+    load_imports,
+    lock_import,
+    save_import,
+    short_digest,
+)
 from backfill_assets.settings import Settings, load_settings
 
 TABLE = "/data/old"
@@ -32,6 +42,19 @@ def write_lock(settings: Settings, host: str, process: int, **more: str) -> str:
     text = json.dumps({**holder, "namespace": str(Path("/proc/self/ns/pid").readlink()), **more})
     assert delta_rs.write_document(url, text, delta_rs.NO_REVISION) == 0
     return url
+
+
+def test_an_import_of_an_earlier_release_is_read(settings):
+    """Its mapping was called `how`, and the day of stray rows `stray`."""
+    mapping = ImportMapping({"order_id": "id"}, "sent", date(2024, 1, 3))
+    step = ImportStep("s", None, 1, {date(2024, 1, 2): 5})
+    table_import = TableImport("orders", TABLE, "delta", "id", mapping, steps=[step])
+    save_import(Deployment(settings), table_import)
+    (file,) = Path(settings.warehouse, "_imports", "orders").glob("*.json")
+    text = file.read_text()
+    file.write_text(text.replace('"mapping"', '"how"').replace('"stray_day"', '"stray"'))
+    assert file.read_text() != text
+    assert load_imports(Deployment(settings), "orders") == {TABLE: table_import}
 
 
 def refusal_message(settings: Settings) -> str:

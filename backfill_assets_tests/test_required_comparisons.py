@@ -35,7 +35,7 @@ PASSED: dict[str, Any] = {
 TARGET: dict[str, Any] = {
     "name": "v2",
     "tables": (FACT.name,),
-    "asked": (f"{day(1)}...{day(2)}",),
+    "requested_days": (f"{day(1)}...{day(2)}",),
     "pins": {FACT.name: 0},
     "generation": "g1",
     "required": LITTLE,
@@ -73,6 +73,13 @@ def refusal(
         assert message.endswith("Nothing was written.")
         return message
     return ""
+
+
+def test_a_target_of_an_earlier_release_is_read():
+    values = {name: value for name, value in TARGET.items() if name != "requested_days"}
+    old = Target(**values, asked=TARGET["requested_days"])
+    assert old == Target(**TARGET)
+    assert "asked" not in old.model_dump()
 
 
 def test_one_that_passed_lets_the_target_be_switched_over(deployment):

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from backfill_assets.delta.delta_rs import replace_rows
 from backfill_assets.delta.ledger_reader import read_unpartitioned
 from backfill_assets_tests.helpers.written_logs import append_commit, commit_info
-from backfill_assets_tests.own_tables import my_refresh
+from backfill_assets_tests.own_tables import REFRESH
 
 
 @pytest.fixture
@@ -71,17 +72,23 @@ def test_of_a_table_without_mapped_columns_the_last_commit_of_rows_tells(tmp_pat
     assert read_content(url) == f"version 1 of {log.metadata().id}"
 
 
-def test_the_function_of_the_page_makes_a_commit_for_other_rows_only(tmp_path):
+def test_rows_are_replaced_in_one_commit_if_they_are_others(tmp_path):
     url, key = str(tmp_path / "customers"), ["customer_id"]
     rows = pa.table({"customer_id": ["c1", "c2"], "country": ["FR", None]})
-    assert my_refresh.replace_rows(url, rows, key)
+    assert replace_rows(url, rows, key)
     first = read_content(Path(url))
-    assert not my_refresh.replace_rows(url, rows.take([1, 0]), key)
+    assert not replace_rows(url, rows.take([1, 0]), key)
     assert (DeltaTable(url).version(), read_content(Path(url))) == (0, first)
     other = pa.table({"customer_id": ["c1", "c2"], "country": ["FR", "DE"]})
-    assert my_refresh.replace_rows(url, other, key)
+    assert replace_rows(url, other, key)
     assert DeltaTable(url).version() == 1
     assert read_content(Path(url)) != first
-    with pytest.raises(ValueError, match="a key is there twice"):
-        my_refresh.replace_rows(url, pa.concat_tables([other, rows]), key)
+    with pytest.raises(ValueError, match="have the same customer_id as another"):
+        replace_rows(url, pa.concat_tables([other, rows]), key)
     assert DeltaTable(url).version() == 1
+
+
+def test_the_page_writes_a_table_of_customers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(REFRESH, {})
+    assert DeltaTable("data/warehouse/customers").version() == 0

@@ -242,7 +242,7 @@ def plan_backfill(
     """
     tables = deployment.graph
     load_plans = _load_plans(deployment, request, days, ledgers)
-    loads = [load for load_plan in load_plans.values() for load in load_plan.targets.values()]
+    targets = [target for plan in load_plans.values() for target in plan.targets.values()]
     snapshot = Snapshot.from_deployment(deployment, ledgers, deployment.today, code)
     snapshot = _add_load_plans(snapshot, load_plans)
     forecasts = forecast.forecast_days(snapshot, days, rewrite=request.rewrite)
@@ -276,8 +276,8 @@ def plan_backfill(
         config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
         landing=digest_load_plans(load_plans) if load_plans else "",
-        held=_sorted_names(load.manifest.awaiting_approval for load in loads),
-        replaced=_sorted_names(load.replaced for load in loads),
+        held=_sorted_names(target.manifest.awaiting_approval for target in targets),
+        replaced=_sorted_names(target.replaced for target in targets),
         tables=table_forecasts,
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, snapshot),

@@ -50,7 +50,7 @@ def target_row(deployment: Deployment, name: str) -> dict[str, Any]:
     return {
         "target": target.name,
         "made": f"{datetime.fromtimestamp(target.made).astimezone():%Y-%m-%d %H:%M}",
-        "days": ", ".join(target.asked),
+        "days": ", ".join(target.requested_days),
         "tables": ", ".join(target.tables),
         "state": _describe_state(deployment, target),
         "comparison": _describe_comparison(target),

@@ -89,10 +89,7 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     return Status.FINE if count else Status.FINDING
 
 
-@command(
-    "accept-code '*' --reason upgrade",
-    "accept-code stg_orders fact_daily_orders --reason join",
-)
+@command("accept-code '*' --reason upgrade", "accept-code stg_orders late_orders --reason join")
 @click.argument(
     "selection",
     metavar="TABLES... [PARTITIONS]",

@@ -1,4 +1,4 @@
-"""Delta through delta-rs: a table's log, its files by day, a check of the store, and documents.
+"""Delta through delta-rs: logs, rows of tables without days, a check of the store, documents.
 
 A commit creates a file that must not exist yet. If a store ignores this condition, two writers can
 create the same version, and one commit is silently lost.
@@ -10,7 +10,7 @@ rows; the last commit holds the document.
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
@@ -23,7 +23,14 @@ import pyarrow.compute as pc
 import pyspark.sql.types as T
 from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import LocalConfig
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    QueryBuilder,
+    Schema,
+    write_deltalake,
+)
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import Field, PrimitiveType
 
@@ -69,6 +76,36 @@ def storage_options(url: str) -> dict[str, str]:
     log = delta_log(url)
     client = log.client_options.str_dict() if log.client_options else {}
     return {**log.storage_options.str_dict(), **client}
+
+
+def replace_rows(url: str, rows: pa.Table, key: Sequence[str]) -> bool:
+    """Replace all rows of a table without days in one commit; none, and False, if it has them.
+
+    A commit counts as other rows (`Unpartitioned`), and makes all days that read the table due.
+
+    Args:
+        url: of the table, which is created if it is not there.
+        rows: its rows from now on.
+        key: the columns that name a row, by which other tables join it.
+
+    Raises:
+        ValueError: two rows have the same key; nothing was written.
+    """
+    new = {tuple(row[name] for name in key): row for row in rows.to_pylist()}
+    if len(new) < rows.num_rows:
+        raise ValueError(
+            f"{url}: {rows.num_rows - len(new)} row(s) have the same {', '.join(key)} as another, "
+            "so a join would double what it joins. Nothing was written: the table is as it was"
+        )
+    if log := load_log(url):
+        query = QueryBuilder().register("old", log).execute("SELECT * FROM old")
+        old_rows = pa.table(query).to_pylist()
+        if len(old_rows) == len(new) and new == {
+            tuple(row.get(name) for name in key): row for row in old_rows
+        }:
+            return False
+    write_deltalake(url, rows, mode="overwrite", storage_options=storage_options(url))
+    return True
 
 
 def read_metadata(log: DeltaTable) -> TableMetadata:

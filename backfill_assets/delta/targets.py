@@ -11,7 +11,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 import pyarrow.fs as pafs
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.delta import delta_rs
@@ -79,7 +79,7 @@ class Target(BaseModel, frozen=True):
 
     Attributes:
         tables: the tables with a clone, inputs first.
-        asked: the requested days, as ranges.
+        requested_days: as ranges; `asked` in files of earlier releases.
         newest: whether the requested days end with the newest day of production.
         pins: by table, the version of production that the target reads, or, for a table of the
             target, the version that was cloned. None if the table did not exist.
@@ -98,7 +98,9 @@ class Target(BaseModel, frozen=True):
 
     name: str
     tables: tuple[str, ...]
-    asked: tuple[str, ...]
+    requested_days: tuple[str, ...] = Field(
+        validation_alias=AliasChoices("requested_days", "asked")
+    )
     newest: bool = False
     pins: Mapping[str, int | None]
     generation: str = ""
@@ -124,7 +126,7 @@ class Target(BaseModel, frozen=True):
     @property
     def requested_windows(self) -> list[Window]:
         """The requested days, as windows."""
-        return [Window.parse(text) for text in self.asked]
+        return [Window.parse(text) for text in self.requested_days]
 
     def table_url(self, deployment: Deployment, table: str) -> str:
         """Where the target reads a table: its clone, or production."""
@@ -339,7 +341,7 @@ def new_target(
     return Target(
         name=name,
         tables=tables,
-        asked=tuple(to_ranges(requested_days)),
+        requested_days=tuple(to_ranges(requested_days)),
         newest=newest is not None and newest < requested_days.end,
         pins={table_name: ledger.version for table_name, ledger in ledgers.items()},
         made=time.time(),

@@ -74,12 +74,12 @@ class ImportMapping(msgspec.Struct, frozen=True):
             the same name.
         arrived: an SQL expression of the arrival time; empty for the later of event and version
             time.
-        stray: the arrival day of rows without one on the calendar; None to refuse such rows.
+        stray_day: the arrival day of rows without one on the calendar; None to refuse such rows.
     """
 
     fields: dict[str, str] = {}
     arrived: str = ""
-    stray: date | None = None
+    stray_day: date | None = None
 
 
 class TableImport(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class TableImport(msgspec.Struct, frozen=True):
     table: str
     kind: str
     table_id: str
-    how: ImportMapping
+    mapping: ImportMapping
     version: int = -1
     steps: list[ImportStep] = []
     skipped: list[int] = []
@@ -127,9 +127,18 @@ def load_imports(deployment: Deployment, source: str) -> dict[str, TableImport]:
     for info in sorted(listed, key=lambda info: str(info.path)):
         if info.base_name.endswith(".json") and not info.base_name.startswith("."):
             with filesystem.open_input_stream(info.path) as stream:
-                table_import = msgspec.json.decode(stream.read(), type=TableImport)
+                table_import = _decode_import(stream.read())
             imports[table_import.table] = table_import
     return imports
+
+
+def _decode_import(text: bytes) -> TableImport:
+    """The import of a file, also of one of an earlier release, which had other names."""
+    values = json.loads(text)
+    if "how" in values:
+        mapping = values["mapping"] = values.pop("how")
+        mapping["stray_day"] = mapping.pop("stray", None)
+    return msgspec.convert(values, TableImport, str_keys=True)
 
 
 def save_import(deployment: Deployment, table_import: TableImport) -> TableImport:

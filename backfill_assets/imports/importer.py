@@ -78,18 +78,23 @@ class ImportRequest:
                 self.source.name, url, external_table.kind, external_table.table_id, self.mapping
             )
         mapping = import_state.ImportMapping(
-            self.mapping.fields or table_import.how.fields,
-            self.mapping.arrived or table_import.how.arrived,
-            self.mapping.stray or table_import.how.stray,
+            self.mapping.fields or table_import.mapping.fields,
+            self.mapping.arrived or table_import.mapping.arrived,
+            self.mapping.stray_day or table_import.mapping.stray_day,
         )
-        if (mapping.fields, mapping.arrived) != (table_import.how.fields, table_import.how.arrived):
+        if (mapping.fields, mapping.arrived) != (
+            table_import.mapping.fields,
+            table_import.mapping.arrived,
+        ):
             raise import_state.ImportRefusedError(
                 f"{url} is imported into {self.source.name} already, with other expressions: "
-                f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and "
+                f"{_format_mapping(table_import.mapping)}. Nothing was written. Leave --field and "
                 "--arrived out to follow the table as before."
             )
         skipped = sorted({*table_import.skipped, *self.skip})
-        return external_table, msgspec.structs.replace(table_import, how=mapping, skipped=skipped)
+        return external_table, msgspec.structs.replace(
+            table_import, mapping=mapping, skipped=skipped
+        )
 
     def read_lines(
         self,
@@ -208,10 +213,10 @@ def plan_import(request: ImportRequest) -> ImportPlan:
     with request.open_scratch(f"plan-{uuid4().hex}") as scratch:
         if new_data.is_empty:
             return ImportPlan(table_import, new_data, {}, RowCounts(), 0, 0, 0, [], [], [])
-        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        lines = request.read_lines(external_table, new_data, table_import.mapping, scratch)
         by_day, stray = _count_by_day(lines.rows, request)
         keys, versions, max_repeats = _count_keys(lines.rows, request.source)
-        landing = _rows_by_folder(by_day, stray, table_import.how.stray)
+        landing = _rows_by_folder(by_day, stray, table_import.mapping.stray_day)
         return ImportPlan(
             table_import,
             new_data,
@@ -308,10 +313,10 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_s
         )
     name = f"import-{_step_digest(table_import, new_data)}"
     with request.open_scratch(name) as scratch:
-        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        lines = request.read_lines(external_table, new_data, table_import.mapping, scratch)
         by_day, stray = _count_by_day(lines.rows, request, count_repeats=False)
         _raise_if_stray(request, table_import, stray)
-        rows = _rows_by_folder(by_day, stray, table_import.how.stray)
+        rows = _rows_by_folder(by_day, stray, table_import.mapping.stray_day)
     step = import_state.ImportStep(
         name,
         new_data.since,
@@ -332,12 +337,14 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_s
 def _step_digest(table_import: import_state.TableImport, new_data: NewData) -> str:
     """The same new data and mapping give the same name of the step, and so of its landing files."""
     files = [f"{file.path} {file.size} {file.mtime}" for file in new_data.files]
-    mapping = msgspec.json.encode(table_import.how, order="sorted").decode()
+    mapping = table_import.mapping
+    # By the names of the first release with imports: an unfinished step is found by its digest.
+    parts = {"arrived": mapping.arrived, "fields": mapping.fields, "stray": mapping.stray_day}
     return import_state.short_digest(
         table_import.table,
         table_import.table_id,
         f"{new_data.since}...{new_data.version}",
-        mapping,
+        msgspec.json.encode(parts, order="sorted").decode(),
         *files,
     )
 
@@ -346,7 +353,7 @@ def _raise_if_stray(
     request: ImportRequest, table_import: import_state.TableImport, stray: RowCounts
 ) -> None:
     """Raise if rows have no day on the calendar and `--stray` gives them none that is on it."""
-    if stray.rows and table_import.how.stray is None:
+    if stray.rows and table_import.mapping.stray_day is None:
         policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""
         raise import_state.ImportRefusedError(
@@ -356,9 +363,9 @@ def _raise_if_stray(
             "an arrival day for them with --stray DAY: they are then rejected, or counted as lines "
             "of days before the first."
         )
-    if (day := table_import.how.stray) and day not in request.late_data_policy.partitions_until(
-        day
-    ):
+    if (
+        day := table_import.mapping.stray_day
+    ) and day not in request.late_data_policy.partitions_until(day):
         raise import_state.ImportRefusedError(
             f"--stray {day} is not on the calendar of {request.source.name}. Nothing was written. "
             "Give a day that is."
@@ -376,10 +383,10 @@ def _land_step(
     new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
     landed_days = landing_files.arrival_days(step.landed)
     remaining = {day: rows for day, rows in step.rows.items() if day not in landed_days}
-    arrival = landing_files.arrival_day(request.late_data_policy, table_import.how.stray)
+    arrival = landing_files.arrival_day(request.late_data_policy, table_import.mapping.stray_day)
     with request.open_scratch(step.name) as scratch:
         lines = (
-            request.read_lines(external_table, new_data, table_import.how, scratch)
+            request.read_lines(external_table, new_data, table_import.mapping, scratch)
             if remaining
             else None
         )

@@ -125,7 +125,7 @@ def prepare_target(
     target = catch_up(publisher, deployment, target)
     days = {day for window in (*target.requested_windows, request.window) for day in window}
     return targets.save_target(
-        deployment, target.model_copy(update={"asked": tuple(partitions.to_ranges(days))})
+        deployment, target.model_copy(update={"requested_days": tuple(partitions.to_ranges(days))})
     )
 
 
@@ -147,7 +147,9 @@ def catch_up(publisher: DeltaIOManager, deployment: Deployment, target: Target) 
         return target
     refuse_migrated(deployment, target, current)
     refuse_external_changes(deployment, target, current)
-    updated = target.model_copy(update={"pins": pins, "asked": _requested_ranges(target, current)})
+    updated = target.model_copy(
+        update={"pins": pins, "requested_days": _requested_ranges(target, current)}
+    )
     if all(pins[name] == target.pins[name] for name in target.tables):
         return targets.save_target(deployment, updated)
     updated = targets.clone_tables(deployment, updated)
@@ -232,8 +234,11 @@ def _requested_ranges(target: Target, current: Ledgers) -> tuple[str, ...]:
     )
     last = target.requested_windows[-1]
     if not target.newest or newest is None or newest < last.end:
-        return target.asked
-    return (*target.asked[:-1], str(partitions.Window(last.start, newest + partitions.DAY)))
+        return target.requested_days
+    return (
+        *target.requested_days[:-1],
+        str(partitions.Window(last.start, newest + partitions.DAY)),
+    )
 
 
 def build_stages(

@@ -263,7 +263,12 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
 def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = TargetComparison(generation="g", versions={}, pins={}, bounds=ComparisonLimits())
     target = Target(
-        name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
+        name="v2",
+        tables=(FACT.name,),
+        requested_days=(DAYS,),
+        pins={},
+        generation="g",
+        compared=compared,
     )
     settings = load_settings()
     targets.save_target(Deployment(settings), target)

@@ -641,7 +641,8 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
     target = targets.save_target(
-        Deployment(settings), Target(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
+        Deployment(settings),
+        Target(name="v9", tables=(SCORES,), requested_days=(DAYS,), pins={}),
     )
     targets.save_target(Deployment(settings), target.model_copy(update={"reason": "first"}))
     with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
@@ -657,7 +658,7 @@ def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
     settings = load_settings(warehouse=f"{tmp_path}/warehouse")
     publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v9-1")
     names = ("retired", FACT.name)
-    target = Target(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
+    target = Target(name="v9", tables=names, requested_days=(DAYS,), pins={}, canary=True)
     targets.save_target(Deployment(settings), target)
     assert not is_mixed(Deployment(settings))
     with pytest.raises(TargetError, match=r"declared any more\..*drop v9"):

@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from backfill_assets import current_table
 from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.late_data import Policy
+from backfill_assets.delta.delta_rs import replace_rows
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
@@ -26,7 +27,7 @@ from backfill_assets_tests.helpers.pipeline import (
     order,
     run_undo,
 )
-from backfill_assets_tests.own_tables import my_countries, my_refresh
+from backfill_assets_tests.own_tables import my_countries
 
 SPEND = my_countries.country_spend
 NOW = current_table(SPEND)
@@ -46,7 +47,7 @@ class Customers:
     def write(self, mode: str = "overwrite", **countries: str) -> None:
         rows = pa.table({"customer_id": [*countries], "country": [*countries.values()]})
         if mode == "overwrite":
-            my_refresh.replace_rows(self.url, rows, ["customer_id"])
+            replace_rows(self.url, rows, ["customer_id"])
         else:
             write_deltalake(self.url, rows, mode=mode)
 
