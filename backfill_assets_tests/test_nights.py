@@ -28,7 +28,7 @@ from backfill_assets.landing.load_manifest import needs_reload
 from backfill_assets.monitoring.next_runs import (
     Request,
     load_requests,
-    make_follow_rule,
+    make_block_rule,
     make_inclusion_rule,
     rebuild_requests,
 )
@@ -36,6 +36,7 @@ from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import (
     UnloadedDays,
     find_unloaded_days,
@@ -116,6 +117,7 @@ class World:
         self.graph = Graph.from_tables(tables, policy)
         self.records: dict[str, list[CommitRecord]] = {t.name: [] for t in tables}
         self._ledgers = {t.name: Ledger(t) for t in tables}
+        self.config_digests = dict.fromkeys(self.graph.tables, "config")
 
     def _declare(self) -> Iterator:
         a, b, c = (
@@ -171,23 +173,24 @@ class World:
         }
 
     def plan_night(self, today: date) -> list[Request]:
-        if requests := load_requests(self.find_unloaded(today), self.graph, 31):
-            return requests
         snapshot = self.snapshot(today)
-        stale = MonitoringSnapshot(
-            snapshot.graph, snapshot.ledgers, today, unloaded={}, failed_checks={}
-        ).stale
+        find_blocked = make_block_rule(snapshot)
+        if requests := load_requests(
+            self.find_unloaded(today), self.graph, 31, find_blocked=find_blocked
+        ):
+            return requests
+        stale = find_stale_days(snapshot)
         return rebuild_requests(
             stale,
             self.graph,
             31,
             may_include=make_inclusion_rule(snapshot, stale),
-            may_follow=make_follow_rule(snapshot),
+            is_due=lambda name, d: d in self.graph.expected_days(name, today),
+            find_blocked=find_blocked,
         )
 
     def snapshot(self, today: date) -> Snapshot:
-        digests = dict.fromkeys(self.graph.tables, "config")
-        return Snapshot(self.graph, self.ledgers, today, config_digests=digests)
+        return Snapshot(self.graph, self.ledgers, today, config_digests=self.config_digests)
 
     def play_night(self, today: date) -> None:
         for _ in range(20):
@@ -232,7 +235,10 @@ class World:
             dependency.source.name: ledgers[dependency.source.name].version or 0
             for dependency in self.graph.inputs[name]
         }
-        commit = record(len(records), changing, inputs=inputs, **details)
+        config_digest = self.config_digests[name]
+        commit = record(
+            len(records), changing, inputs=inputs, config_digest=config_digest, **details
+        )
         published = {
             d: msgspec.structs.replace(
                 commit.days[d], input_digest=a.digest, digest=f"rows of {a.digest}"
@@ -386,6 +392,24 @@ def test_each_night_builds_what_is_due(seed, punctual):
         check_missing_days(world, today)
         if today.weekday() == 0 or today == day(1 + NIGHTS):
             check_tables(world, today)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[] if n < FEW else [pytest.mark.slow]) for n in range(40)]
+)
+def test_no_run_of_a_night_is_refused_after_settings_have_changed(seed):
+    """`World.build` fails for a day that a run would refuse; what follows waits for a person."""
+    chance = random.Random(seed)
+    world = World(_deliver(chance, punctual=False) for _ in "abc")
+    blocked = 0
+    for today in Window(day(2), day(2 + NIGHTS)):
+        if chance.random() < 0.1:
+            changed = chance.sample([*world.graph.tables], 3)
+            world.config_digests |= dict.fromkeys(changed, f"settings of {today}")
+        world.play_night(today)
+        blocked += len(find_stale_days(world.snapshot(today)).blocked)
+        assert not any(find_stale_days(world.snapshot(today)).open.values())
+    assert blocked or seed >= FEW, "nothing was blocked, so nothing is shown"
 
 
 def check_missing_days(world: World, today: date) -> None:

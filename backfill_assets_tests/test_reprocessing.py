@@ -25,7 +25,7 @@ from backfill_assets.monitoring.next_runs import (
     Request,
     first_batch,
     load_requests,
-    make_follow_rule,
+    make_block_rule,
     make_inclusion_rule,
     rebuild_requests,
 )
@@ -1121,6 +1121,25 @@ def test_load_requests(load, per_run, expected):
     assert len({request.key for request in requests}) == len(requests)
 
 
+def test_a_load_leaves_out_what_would_be_refused():
+    """The days before day 2 were made under other settings: the log is loaded, lateness waits."""
+    asked_for = []
+
+    def find_blocked(table, new, built):
+        asked_for.append((table, {name: {*built_days} for name, built_days in built.items()}))
+        return days(2).intersection(new) if table == LATENESS.name else ()
+
+    new = UnloadedDays(dict.fromkeys(days((1, 3)), "x"))
+    requests = request_loads(new, NO_LIMIT, find_blocked=find_blocked)
+    without_lateness = tuple(name for name in LOADS if name != LATENESS.name)
+    assert describe_requests(requests) == {
+        (LOADS, "2024-01-01, 2024-01-03"),
+        (without_lateness, "2024-01-02"),
+    }
+    built = dict.fromkeys((RAW.name, REJECTED.name, LATE.name), days((1, 3)))
+    assert asked_for[0] == (LATE.name, built)
+
+
 def load_request_key(*folders: str) -> str:
     (request,) = request_loads(
         find_arrivals([], make_landing(*folders), len(folders) + 1), NO_LIMIT
@@ -1226,15 +1245,17 @@ def test_what_is_not_built_from_days_of_other_settings_does_not_follow_them():
     known = ledgers(ledger(RAW, make_raw_record(0, days((1, 3)))), staged, facts)
     config_digests = dict.fromkeys(TABLES, "config")
     snapshot = replace(snapshot_ledgers(known, POLICY, day(4)), config_digests=config_digests)
-    may_follow = make_follow_rule(snapshot)
-    both = (STAGED.name, FACT.name)
-    assert [may_follow(FACT.name, day(n), both) for n in (1, 2, 3, 4)] == [*[True] * 3, False]
-    assert [may_follow(FACT.name, day(n), (FACT.name,)) for n in (1, 2, 3)] == [True, False, True]
+    find_blocked = make_block_rule(snapshot)
+    assert find_blocked(FACT.name, days((1, 4)), {}) == days(2, 4)  # staging lacks day 4
+    assert find_blocked(FACT.name, days((1, 4)), {STAGED.name: days(2)}) == days(4)
+    assert find_blocked(FACT.name, days((1, 4)), {STAGED.name: days(2, 4)}) == set()
     # Nor is a day included that would be refused, although it is as it should be.
     may_include = make_inclusion_rule(snapshot, StaleDays())
     assert [may_include(FACT.name, day(n)) for n in (1, 2, 3)] == [True, False, True]
     behind = make_backlog(stg=needed_records(1, (1, 3)))
-    requests = request_rebuilds(behind, NO_LIMIT, may_follow=lambda _table, d, _built: d != day(2))
+    requests = request_rebuilds(
+        behind, NO_LIMIT, find_blocked=lambda _table, new, _built: days(2).intersection(new)
+    )
     assert describe_requests(requests) == {
         ((STAGED.name,), "2024-01-02"),
         (CHAIN, "2024-01-01, 2024-01-03"),

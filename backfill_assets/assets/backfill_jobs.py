@@ -225,11 +225,12 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
         names = [table_diff.table.name for table_diff in result.reports]
         values = reconcile.encode_result(result, report, details=config.details)
         metadata = {
+            # First, as the UI cuts long messages.
+            "account": dg.MetadataValue.md(report.facts_table.to_markdown()),
             **{
                 name: dg.MetadataValue.md(table.to_markdown())
                 for name, table in zip(names, report.tables, strict=True)
             },
-            "account": dg.MetadataValue.md(report.facts_table.to_markdown()),
             RECONCILE_RESULT: dg.MetadataValue.json(values),
         }
         if result.problems:

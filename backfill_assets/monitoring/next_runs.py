@@ -56,8 +56,8 @@ DayRule = Callable[[str, date], bool]
 DaysByTable = Mapping[str, Container[date]]
 
 
-#: Whether a run of some tables on a day can build a table that is not behind yet.
-FollowRule = Callable[[str, date, Collection[str]], bool]
+#: The days of a table that a run would refuse, given what it builds before, by table.
+BlockRule = Callable[[str, Collection[date], Mapping[str, Collection[date]]], Collection[date]]
 
 
 def load_requests(
@@ -65,16 +65,22 @@ def load_requests(
     graph: Graph,
     per_run: int,
     failed_days: DaysByTable = MappingProxyType({}),
+    find_blocked: BlockRule = _none_blocked,
 ) -> list[Request]:
-    """Return the runs that load what has landed, with all tables by log day that follow.
+    """Return the runs that load what has landed, with the tables by log day that can follow.
 
     `per_run` is the most days of a run; `failed_days` are those that the last run of them could not
     publish, which do not share a run with others.
     """
-    groups = {
-        graph.loaded_with(log): dict(unloaded_days.days_to_load)
-        for log, unloaded_days in unloaded.items()
-    }
+    groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
+    for log, unloaded_days in unloaded.items():
+        built: dict[str, Collection[date]] = {}
+        for table in graph.loaded_with(log):
+            days = built[table] = unloaded_days.days_to_load.keys()
+            if table not in graph.landed_tables:
+                built[table] = days - {*find_blocked(table, days, built)}
+        for day, token in unloaded_days.days_to_load.items():
+            groups[tuple(table for table in built if day in built[table])][day] = token
     return _drop_waiting_parts(_build_requests(groups, graph, per_run, failed_days), graph)
 
 
@@ -98,14 +104,15 @@ def rebuild_requests(
     waiting_tables: Mapping[str, Container[str]] | None = None,
     may_include: DayRule = lambda _table, _day: False,
     failed_days: DaysByTable = MappingProxyType({}),
-    may_follow: FollowRule = lambda _table, _day, _built: True,
+    is_due: DayRule = lambda _table, _day: True,
+    find_blocked: BlockRule = lambda _table, _days, _built: (),
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their days.
 
     `per_run` and `failed_days` are as in `load_requests`. `waiting_tables` has, by id of an
     unfinished run or backfill, the tables that it will still build if it has changed one of their
     inputs. `may_include` says whether a run may include a day that need not be built, without
-    changing it. A table that `may_follow` excludes on a day is not rebuilt together with its
+    changing it. A table that is blocked or not due on a day is not rebuilt together with its
     inputs.
     """
     tokens: dict[tuple[date, str], str] = {}
@@ -116,6 +123,7 @@ def rebuild_requests(
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
     for chain, together in _table_chains(graph):
         tables_by_day: dict[date, tuple[str, ...]] = {}
+        own_days: dict[str, set[date]] = defaultdict(set)
         for day in sorted({day for day, table in tokens if table in chain}):
             stale_tables = tuple(table for table in chain if (day, table) in tokens)
             # By event day, downstream tables are rebuilt together with a table.
@@ -123,12 +131,17 @@ def rebuild_requests(
             # But not those whose input another run will build.
             waits = {table for table in chain if day in stale.open.get(table, ())} - {*build}
             waits -= graph.upstream_tables(stale_tables[0])
-            tables_by_day[day] = tuple(
-                t
-                for t in build
-                if t in stale_tables or may_follow(t, day, build)
-                if waits.isdisjoint(graph.upstream_tables(t))
-            )
+            built: dict[str, Collection[date]] = {}
+            for name in build:
+                if not waits.isdisjoint(graph.upstream_tables(name)):
+                    continue
+                before = {**built, name: own_days[name]}
+                if name in stale_tables or (
+                    is_due(name, day) and day not in find_blocked(name, [day], before)
+                ):
+                    built[name] = [day]
+                    own_days[name].add(day)
+            tables_by_day[day] = (*built,)
         for day, tables in tables_by_day.items():
             allowed_tables = [
                 table for table in chain if table in tables or may_include(table, day)
@@ -254,9 +267,15 @@ class RunPlanner:
     def plan_loads(self, today: date) -> list[Request]:
         """Return the runs that load what has landed, in ascending order of their days."""
         ledgers, unloaded = self._read_unloaded(today)
-        per_run = self.deployment.settings.partitions_per_run
+        if not any(unloaded_days.days_to_load for unloaded_days in unloaded.values()):
+            return []
+        all_ledgers = read_ledgers(self.deployment)
         return load_requests(
-            unloaded, self._fed_graph(today), per_run, _failed_days_by_table(ledgers)
+            unloaded,
+            self._fed_graph(today),
+            self.deployment.settings.partitions_per_run,
+            _failed_days_by_table(ledgers),
+            make_block_rule(Snapshot.from_deployment(self.deployment, all_ledgers, today)),
         )
 
     def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
@@ -312,6 +331,7 @@ class RunPlanner:
             return []
         snapshot = Snapshot.from_deployment(self.deployment, ledgers, today, self._code)
         may_include = make_inclusion_rule(snapshot, stale)
+        due_days = cache(lambda table: snapshot.graph.expected_days(table, today))
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(
             stale,
@@ -320,7 +340,8 @@ class RunPlanner:
             in_progress,
             may_include,
             _failed_days_by_table(ledgers),
-            make_follow_rule(snapshot),
+            lambda table, day: day in due_days(table),
+            make_block_rule(snapshot),
         )
 
     def command_of(self, request: Request) -> list[str]:
@@ -379,7 +400,8 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> DayRule:
     def published_days(table: str) -> frozenset[date]:
         tables = {table, *snapshot.graph.upstream_tables(table)}
         published = frozenset.intersection(*(ledgers[name].published_days for name in tables))
-        return published - stale.all_days(table) - _blocked_days(snapshot, table, published)
+        blocked = find_obstacles(snapshot, table, published, own=True)
+        return published - stale.all_days(table) - blocked.keys()
 
     @cache
     def protected_days(table: str) -> set[date]:
@@ -400,33 +422,29 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> DayRule:
     return may_include
 
 
-def make_follow_rule(snapshot: Snapshot) -> FollowRule:
-    """Return a rule that allows days which are due, and whose inputs are of the current settings.
+def make_block_rule(snapshot: Snapshot) -> BlockRule:
+    """Return a rule that finds the days which lack an input, or have it under other settings only.
 
-    What the run builds as well will be.
+    What a run builds before will be there, under the current settings.
     """
-    graph = snapshot.graph
-    due_days = cache(lambda table: graph.expected_days(table, snapshot.today))
-    blocked_days = cache(lambda table: _blocked_days(snapshot, table, {*due_days(table)}))
+    known: dict[str, dict[date, bool]] = defaultdict(dict)
 
-    def may_follow(table: str, day: date, built: Collection[str]) -> bool:
-        """Return whether a run of the `built` tables on a day can build this one."""
-        if day not in blocked_days(table):
-            return day in due_days(table)
+    def find_blocked(
+        table: str, days: Collection[date], built: Mapping[str, Collection[date]]
+    ) -> set[date]:
+        """Return the days that a run would refuse."""
+        new = [day for day in days if day not in known[table]]
+        obstacles = find_obstacles(snapshot, table, new, own=True)
+        known[table] |= {day: day in obstacles for day in new}
+        blocked = [day for day in days if known[table][day]]
+        if not blocked:
+            return set()
         after = snapshot
-        for name in {*graph.direct_inputs(table)}.intersection(built):
-            after = after.with_planned(name, [day])
-        return not _blocked_days(after, table, [day])
+        for name in {d.source.name for d in snapshot.inputs_of(table)} & built.keys():
+            after = after.with_planned(name, built[name])
+        return {*find_obstacles(after, table, blocked, own=True)}
 
-    return may_follow
-
-
-def _blocked_days(snapshot: Snapshot, table: str, days: Collection[date]) -> set[date]:
-    """Return the days that are not built, as an input day was made under other settings."""
-    if not any(snapshot.other_settings_days(d.source.name) for d in snapshot.inputs_of(table)):
-        return set()
-    obstacles = find_obstacles(snapshot, table, days, own=True)
-    return {day for day, obstacle in obstacles.items() if obstacle.other_settings}
+    return find_blocked
 
 
 def assets_of(names: Sequence[str], tables: Mapping[str, Table]) -> list[str]:
