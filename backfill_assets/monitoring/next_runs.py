@@ -65,7 +65,7 @@ def load_requests(
     graph: Graph,
     per_run: int,
     failed_days: DaysByTable = MappingProxyType({}),
-    find_blocked: BlockRule = _none_blocked,
+    find_blocked: BlockRule = lambda _table, _days, _built: (),
 ) -> list[Request]:
     """Return the runs that load what has landed, with the tables by log day that can follow.
 
