@@ -550,7 +550,7 @@ def test_a_closed_day_whose_folder_is_expected_again_is_news():
     closed = loaded_manifest(2, make_landing("a=1"), closed_days=days(2))
     reopened = load_target(day(2), closed, make_landing("a=1"))
     assert needs_reload(closed, reopened)
-    assert describe_change(closed, reopened) == "a folder is expected again"
+    assert describe_change(day(2), closed, reopened) == "a folder is expected again"
 
 
 def test_a_folder_that_comes_after_all():
