@@ -36,7 +36,7 @@ _TOTALS = ("what becomes of them", "why", "tables", "from...to")
 #: So many rows of days fit a screen with the facts of a plan.
 _SCREEN_ROWS = 10
 #: Facts of a plan that only few readers need.
-_DETAILS = ("work of a stage", "also reads", "keys within a day", "code", "configuration")
+_DETAILS = ("also reads", "keys within a day", "code", "configuration")
 #: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
     "max_retries": "--max-retries",

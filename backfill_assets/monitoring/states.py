@@ -243,14 +243,14 @@ def _lacks_input(table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
 
 def _lacks_log(log: str, table: str, day: date, snapshot: MonitoringSnapshot) -> bool:
     """Return whether log days of a source that decide a day have not landed or are not loaded."""
-    absent_days = snapshot.absent_by_log[log]
-    # A closed day waits for no folder.
-    if day in snapshot.closed_by_log[log]:
-        absent_days = set()
+    unloaded_days = snapshot.unloaded_by_log[log]
+    # A closed day waits for no folder; only landed files that are not loaded concern it.
+    closed = day in snapshot.closed_by_log[log]
+    absent_days = set[date]() if closed else snapshot.absent_by_log[log]
     if table not in snapshot.graph.by_event_day:
         return day in absent_days
-    decisive_days = absent_days | snapshot.unloaded_by_log[log]
-    return not decisive_days.isdisjoint(snapshot.graph.policy_of(log).log_days(day))
+    log_days = snapshot.graph.policy_of(log).log_days(day)
+    return any(d in absent_days or d in unloaded_days for d in log_days)
 
 
 def days_by_state(states: Mapping[date, DayState]) -> dict[DayState, list[date]]:

@@ -131,7 +131,7 @@ class Drill:
         """Plan days; the plan's id."""
         pilots = ["--pilot-days", str(pilot)] if pilot else []
         output = self.run_command(
-            "plan", str(days), *pilots, "--reason", reason, *self._table_options
+            "plan", str(days), *pilots, "--reason", reason, "--full", *self._table_options
         )
         self.note_lines(output, " computed ", " depends on ")
         match = re.search(r"backfill-assets backfill (\w+)", output)
