@@ -1169,6 +1169,13 @@ def test_a_library_that_is_declared_counts_by_its_version(before, monkeypatch):
     assert parts["depends_on pyarrow"] == "99.0"
 
 
+def test_a_module_of_a_library_counts_by_the_version_of_the_library():
+    table = dataclasses.replace(TABLES["fact_daily_orders"], depends_on=("pyarrow.parquet",))
+    parts = table_codes({"a": table})["a"].parts
+    version = code_version.importlib.metadata.version("pyarrow")
+    assert parts["depends_on pyarrow.parquet"] == version
+
+
 @pytest.mark.parametrize(
     ("dependency", "told"),
     [
