@@ -400,7 +400,7 @@ def make_inclusion_rule(snapshot: Snapshot, stale: StaleDays) -> DayRule:
     def published_days(table: str) -> frozenset[date]:
         tables = {table, *snapshot.graph.upstream_tables(table)}
         published = frozenset.intersection(*(ledgers[name].published_days for name in tables))
-        blocked = find_obstacles(snapshot, table, published, own=True)
+        blocked = find_obstacles(snapshot, table, published, own=False)
         return published - stale.all_days(table) - blocked.keys()
 
     @cache

@@ -169,7 +169,7 @@ def test_sundays_without_tickets(city, monkeypatch):
         city.pipeline.run(15, 15, ["district_day"])
     instance = city.pipeline.instance
     assert str(day(15)) not in instance.get_materialized_partitions(dg.AssetKey("district_day"))
-    (observed,) = instance.fetch_observations("district_day", limit=9).records
+    (observed,) = instance.fetch_observations(dg.AssetKey("district_day"), limit=9).records
     assert observed.partition_key == str(day(15))
     assert f"due on {day(17)}" in observed.asset_observation.description
     # Nothing will come, says a person: nothing is waited for, until it is again.
