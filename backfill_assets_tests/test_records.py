@@ -496,6 +496,7 @@ def test_a_verdict_is_restored_from_its_record():
             nulls={"run_date": 0, "customer_id": 0, "orders": 0, "revenue": 2},
             totals={"orders": 4, "revenue": Decimal("1.50")},
             digest="d",
+            keys=3,
         ),
         Expectation(entries={"lines": 4, "amount": Decimal("1.50")}),
         [

@@ -282,6 +282,7 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
         name: type(zero)(published.totals[name]) if name in published.totals else zero
         for name, zero in table.zero_totals.items()
     }
+    keys = published.rows if table.key else None  # no key twice: else it was not published
     nulls = {name: published.nulls.get(name, 0) for name in table.columns}
     fine = [Severity.OK.value, "in order when it was published"]
     findings = [
@@ -291,7 +292,7 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
     ]
     return Verdict(
         day,
-        DayMetrics(published.rows, totals, published.digest, nulls=nulls),
+        DayMetrics(published.rows, totals, published.digest, keys, nulls),
         Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )
