@@ -19,7 +19,7 @@ from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager, DeltaIOManager
-from backfill_assets.settings import Settings, load_settings, require_extra
+from backfill_assets.settings import Settings, SettingsError, load_settings, require_extra
 from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
@@ -122,12 +122,14 @@ def _deployment(
     settings: Settings | None, tables: Iterable[object] | str | None, values: Mapping[str, Any]
 ) -> Deployment:
     """The deployment of the arguments of `build_defs`."""
-    if settings is not None and values:
-        raise TypeError(f"give settings, or {', '.join(values)} as arguments, not both")
     if isinstance(tables, str):
         values, tables = {**values, "tables": tables}, None
+    if settings is not None and values:
+        raise TypeError(f"give settings, or {', '.join(values)} as arguments, not both")
+    if tables is not None and not (tables := tuple(tables)):
+        raise SettingsError("bad tables=: it has no table")
     settings = settings or load_settings(**values)
-    return Deployment(settings, None if tables is None else tuple(tables))
+    return Deployment(settings, tables)
 
 
 def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.AssetSpec:

@@ -101,6 +101,10 @@ class Deployment:
 
         return dg.AssetKey([*filter(None, self.settings.key_prefix.split("/")), name])
 
+    def asset_path(self, name: str = "") -> str:
+        """The path of a table or page in Dagster's UI; without a name, of what all are under."""
+        return "/".join(filter(None, ["assets", self.settings.key_prefix, name]))
+
     def table_url(self, name: str) -> str:
         """The URL of a table in the warehouse."""
         return self.settings.table(name)

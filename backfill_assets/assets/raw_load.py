@@ -141,8 +141,9 @@ class RawLoader:
                     self.deployment.settings,
                     self.accepted,
                 ),
-                numbers=raw_expectations.ambiguous_figures(
-                    source, parsed_files, targets, plan.days
+                numbers=_merge_figures(
+                    computed.numbers,
+                    raw_expectations.ambiguous_figures(source, parsed_files, targets, plan.days),
                 ),
                 log_change=LogChange(
                     source,
@@ -297,6 +298,15 @@ class RawLoader:
     ) -> DataFrame:
         url = self.deployment.table_url(ledger.table.name)
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
+
+
+def _merge_figures(*figures: Mapping[date, Mapping[str, Any]]) -> dict[date, dict[str, Any]]:
+    """Return the figures of each day, of several kinds."""
+    merged: dict[date, dict[str, Any]] = {}
+    for by_day in figures:
+        for day, numbers in by_day.items():
+            merged.setdefault(day, {}).update(numbers)
+    return merged
 
 
 def _published_counts(log: Ledger, days: Window) -> raw_expectations.PublishedCounts:

@@ -176,7 +176,10 @@ def _asset_out(
     if lineage:
         metadata["dagster/column_lineage"] = dg.TableColumnLineage(
             {
-                column: [dg.TableColumnDep(asset, source) for asset, source in sources]
+                column: [
+                    dg.TableColumnDep(deployment.asset_key(asset), source)
+                    for asset, source in sources
+                ]
                 for column, sources in lineage.items()
             }
         )

@@ -249,6 +249,10 @@ class TableForecast(BaseModel, frozen=True):
         """Days of the table as ranges; consecutive partitions of its grain form one range."""
         return format_windows(partitions.Grain(self.apart).gapless_ranges(days))
 
+    def end_of(self, partition: date) -> date:
+        """The first day after a partition of the table."""
+        return partitions.Grain(self.apart).days_of(partition).end
+
     def days_by_reason(self) -> Iterator[tuple[DayOutcome, str, list[date]]]:
         """The days by outcome and reason; the reason is empty for days that are not computed."""
         reasons = {
@@ -301,7 +305,8 @@ def find_first_change(
     requested = [*window]
     changes = [
         FirstChange(
-            requested[min(bisect_left(requested, days[0]), len(requested) - 1)],
+            # The stage of a week is that of its last requested day.
+            requested[max(bisect_left(requested, forecast.end_of(days[0])) - 1, 0)],
             name,
             days[0],
             reason,
@@ -485,7 +490,8 @@ def unusual_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
     """The rows of `day_rows` that a reader should look at one by one."""
     for name, forecast in plan.tables.items():
         for outcome, reason, days in forecast.days_by_reason():
-            is_usual = outcome in _USUAL_OUTCOMES and _reason_kind(reason) in _USUAL_REASONS
+            kinds = {_reason_kind(part) for part in reason.split("; ")}
+            is_usual = outcome in _USUAL_OUTCOMES and kinds <= {*_USUAL_REASONS}
             if not is_usual or NO_FOLDER in reason:
                 yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
 
@@ -580,8 +586,8 @@ def _describe_pilot(plan: BackfillPlan) -> str:
     change = find_first_change(plan.parameters.window, plan.tables)
     if change is None:
         return "the first days, as none is known to change"
-    text = f"from {change.day} on: {change.table} [{change.table_day}] is the first to change"
-    return f"{text} ({change.reason})"
+    days = f"{plan.cut[0].days}: " if plan.cut else ""
+    return f"{days}{change.table} [{change.table_day}] is the first to change ({change.reason})"
 
 
 def _describe_stage_work(plan: BackfillPlan) -> str:

@@ -351,7 +351,7 @@ class _Verification:
         grain = self.destination.ledgers[tables[0]].table.grain
         dg.materialize(
             self.assets,
-            selection=tables,
+            selection=[*map(self.publisher.deployment.asset_key, tables)],
             instance=self.instance,
             resources=self.resources,
             tags={**grain.run_tags(days), CALLS_TAG: "none"},

@@ -26,7 +26,7 @@ DAYS_TAG = "backfill_assets/days"
 _RANGE_TAG = "dagster/asset_partition_range_"
 #: The most ranges of days in one run, whose tag then has less than 2,000 characters: Postgres
 #: indexes no value of 2,704.
-_MAX_RANGES = 80
+MAX_RANGES = 80
 
 
 def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
@@ -378,7 +378,7 @@ class Grain(Enum):
         range_count = 0
         for partition in sorted({*partitions}):
             range_count += not runs or not self._follows(partition, runs[-1][-1])
-            if not runs or len(runs[-1]) == max_partitions or range_count > _MAX_RANGES:
+            if not runs or len(runs[-1]) == max_partitions or range_count > MAX_RANGES:
                 runs.append([])
                 range_count = 1
             runs[-1].append(partition)

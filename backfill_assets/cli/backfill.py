@@ -184,6 +184,8 @@ def show_plan(
         facts = [(name, text) for name, text in facts if name not in _DETAILS]
         hidden = len(unusual[_SCREEN_ROWS:])
         more = f", {hidden} of them unusual" if hidden else ""
+        if sentences := len(left_out[_SCREEN_ROWS:]):
+            more += f", and {sentences} partitions that are left out"
         facts.append(
             ("not shown", f"{len(rows) - len(shown)} rows by table{more}: --full shows all")
         )

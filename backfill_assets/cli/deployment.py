@@ -309,7 +309,7 @@ def doctor(out: Output, port: int, engine: bool, seconds: float) -> Status:
     wrong_lines = [line for line in lines if line.level is Level.WRONG]
     out.print_json(
         [
-            {"part": line.part, "level": line.level.value, "said": line.message, "mend": line.fix}
+            {"part": line.part, "level": line.level.value, "message": line.message, "fix": line.fix}
             for line in lines
         ]
     )

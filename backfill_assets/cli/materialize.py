@@ -314,8 +314,9 @@ def _confirm_final_days(
 def night(out: Output, run: bool, as_of: date | None) -> Status:
     """What tonight's runs would be, as commands; with --run, run them.
 
-    In the order in which schedule and sensors would. It ends with 1 if a run failed, or if days are
-    behind their inputs and no run can build them, as inputs were made under other settings.
+    In the order in which schedule and sensors would. With --run, it ends with 1 if a run failed, or
+    if days are behind their inputs and no run can build them, as inputs were made under other
+    settings.
     """
     deployment = Deployment(load_settings())
     import dagster as dg

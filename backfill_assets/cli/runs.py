@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
-_ASSET = re.compile(r"Materialized value (\w+)\.")
+_ASSET = re.compile(r"Materialized value (?:\w+ )*(\w+)\.")
 #: What the IO manager logs of a table at the end of its step, and the numbers in it.
 _TABLE_COUNTS = re.compile(r" - (\w+) - (\w+) \[[-., \d]+\]: (\d+ days? \w+.*)")
 _COUNT = re.compile(r"(\d+) (?:days? )?(\w+)")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
 #: An evaluation: the check, its asset, whether it failed, and the first line of its message.
 _CHECK = re.compile(
-    r"Asset check '(\w+)' on '(\w+)' (?:passed|(did not pass))\.(?: Description: '(.*))?"
+    r"Asset check '(\w+)' on '(?:\w+/)*(\w+)' (?:passed|(did not pass))\.(?: Description: '(.*))?"
 )
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors whose message is enough; their stack trace would hide it.

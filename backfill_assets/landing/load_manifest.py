@@ -352,10 +352,6 @@ def has_news(previous: LoadManifest | None, target: LoadTarget) -> bool:
     return needs_reload(previous, replace(target, manifest=expected))
 
 
-def _has_content(manifest: LoadManifest, name: str, digest: str) -> bool:
-    return name in manifest.files and manifest.files[name].digest == digest
-
-
 def needs_reload(previous: LoadManifest | None, target: LoadTarget) -> bool:
     """Whether a day was loaded from other contents than those to load now."""
     if previous is None:

@@ -265,7 +265,7 @@ MAX_PLACES = 10
 ALL_TABLES = "all tables"
 
 
-def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Alert]:
+def incident_alerts(incidents: Sequence[Incident], assets_url: str) -> Iterator[Alert]:
     """Yield one alert for all new incidents of one kind and subject."""
     groups: dict[tuple[str, str], list[Incident]] = defaultdict(list)
     for incident in incidents:
@@ -273,18 +273,18 @@ def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Aler
     for (kind, subject), group in groups.items():
         yield Alert(
             name=f"{kind}: {subject}",
-            text=partial(_incident_text, group, ui_url),
+            text=partial(_incident_text, group, assets_url),
             incidents={incident.key: incident.size for incident in group},
         )
 
 
-def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
+def _incident_text(group: Sequence[Incident], assets_url: str) -> str:
     """Return one message for incidents of one kind and subject, with a link to the asset."""
     kind, subject = group[0].kind, group[0].subject
     days, others = split_days(incident.item for incident in group)
     places = _limit_texts(MAX_PLACES, [*map(str, days), *filter(None, others)])
     details = dict.fromkeys(truncate_text(incident.detail, DETAIL_CHARS) for incident in group)
-    link = f"{ui_url}/assets"
+    link = assets_url
     if subject != ALL_TABLES:
         link += f"/{subject}"
     if days:
@@ -447,7 +447,10 @@ def build_alerts_sensor(
         outbox, runs = _unreported_runs(outbox, context.instance, now)
         ui_url = find_ui_url(deployment.settings, context.instance.root_directory)
         pending = [
-            *incident_alerts(_select_incidents_to_post(outbox, incidents, read_error), ui_url),
+            *incident_alerts(
+                _select_incidents_to_post(outbox, incidents, read_error),
+                f"{ui_url}/{deployment.asset_path()}",
+            ),
             *(run_alert(run, context.instance, ui_url) for run in runs),
         ]
         outbox = outbox.forget_attempts_except(pending)

@@ -195,7 +195,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         quiet = _is_quiet(context.instance, monitor)
         with monitor.lock_reads():
             snapshot = monitor.read_snapshot(context.instance)
-        settled = snapshot.ledgers and not any(snapshot.stale.open.values())
+        settled = snapshot.ledgers and not snapshot.stale.any_open
         # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
             save_versions(monitor.deployment.settings.warehouse, snapshot.ledgers)

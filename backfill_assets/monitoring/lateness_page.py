@@ -439,7 +439,7 @@ def render_page(
     lateness = lateness_figures(rows, window_days, source.arrives_after)
     drawn = rows[-MAX_LOG_DAYS:]
     return _PAGES.get_template("lateness.html.j2").render(
-        assets=f"{ui_url}/assets",
+        assets=f"{ui_url}/{deployment.asset_path()}",
         source=source,
         timezone=deployment.settings.timezone,
         version=version,

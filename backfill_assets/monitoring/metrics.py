@@ -67,7 +67,9 @@ def _state_figures(snapshot: MonitoringSnapshot) -> Iterator[_Figure]:
     for table in snapshot.ledgers:
         for state, count in count_states(snapshot.states_of(table)).items():
             yield "days", count, (table, state)
-        yield "days_behind", len(snapshot.stale.open.get(table, ())), (table, "false")
+        parts = (snapshot.stale.open, snapshot.stale.blocked)
+        behind = sum(len(part.get(table, ())) for part in parts)
+        yield "days_behind", behind, (table, "false")
         yield "days_behind", len(snapshot.stale.final.get(table, ())), (table, "true")
     kinds = Counter((incident.subject, incident.kind) for incident in find_incidents(snapshot))
     for labels, count in kinds.items():

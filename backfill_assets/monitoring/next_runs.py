@@ -509,7 +509,7 @@ def tables_in_progress(
     waiting_tables = {
         run.run_id: written
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
-        if (written := _written_tables(run, tables))
+        if (written := _written_tables(instance, run, tables))
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
     for launch in active_launches(instance) if daemon else ():
@@ -549,13 +549,20 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
     return {*keys} - {run.tags[internals.RUN_KEY_TAG] for run in runs}
 
 
-#: The jobs of ops that write tables. Any other run without assets is one of the project's own.
+#: The jobs of ops that write tables.
 _WRITING_JOBS = frozenset(["housekeeping", "maintenance", "switch_over", "undo"])
 
 
-def _written_tables(run: dg.DagsterRun, tables: Collection[str]) -> frozenset[str]:
-    """Return the tables that a run may write: of a whole job, all."""
-    if run.asset_selection is not None:
-        return frozenset(key.path[-1] for key in run.asset_selection).intersection(tables)
-    is_asset_job = Grain.of_job(run.job_name) or run.job_name.startswith("__ASSET_JOB")
-    return frozenset(tables if is_asset_job or run.job_name in _WRITING_JOBS else ())
+def _written_tables(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, tables: Collection[str]
+) -> frozenset[str]:
+    """Return the tables that a run may write: of a whole job of ours, all."""
+    if run.asset_selection:
+        keys = run.asset_selection
+    elif run.job_name in _WRITING_JOBS or Grain.of_job(run.job_name):
+        return frozenset(tables)
+    else:
+        planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+        entries = instance.all_logs(run.run_id, of_type=planned)
+        keys = {key for entry in entries if (key := entry.get_dagster_event().asset_key)}
+    return frozenset(key.path[-1] for key in keys).intersection(tables)

@@ -121,17 +121,16 @@ class DeltaIOManager(publisher.Publisher):
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = self.deployment.tables[context.asset_key.path[-1]]
-        self._note_failures_of_run(context.step_context, table)
+        self._note_failures_of_run(context.step_context, context.asset_key)
         return publisher.Input(self, table, bool(context.asset_partition_keys))
 
-    def _note_failures_of_run(self, step: Any, table: Table) -> None:
+    def _note_failures_of_run(self, step: Any, key: dg.AssetKey) -> None:
         """Note the days of an input that an earlier step of the run failed to publish.
 
-        Needed only if the executor gave that step a process of its own.
+        Needed only if that step had another IO manager, or a process of its own.
         """
         run_id, selected_keys = step.run_id, step.job_def.asset_layer.selected_asset_keys
-        key = self.deployment.asset_key(table.name)
-        if (run_id, table.name) in self._failed_days or key not in selected_keys:
+        if (run_id, key.path[-1]) in self._failed_days or key not in selected_keys:
             return
         for name, failed in evaluated_failures(step.instance, run_id, [key]).items():
             self.note_failed_days(run_id, name, failed)
@@ -188,12 +187,14 @@ class DeltaIOManager(publisher.Publisher):
             + ", ".join(
                 f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in outcome_counts.items()
             )
-            + f"; {check_count} checks evaluated"
+            + (f"; {check_count} checks evaluated" if outcome_counts else "nothing published")
         )
         for day, due_date in not_due.items():
             # Its partition stays missing; this is what the UI has to show of it.
             text = f"not due yet, as lines of it are still to come: it is due on {due_date}"
-            context.log_event(dg.AssetObservation(name, partition=str(day), description=text))
+            context.log_event(
+                dg.AssetObservation(context.asset_key, partition=str(day), description=text)
+            )
         if not_due:
             context.log.warning(
                 f"{name} [{format_ranges(not_due)}] is not due yet, as lines of it are still to "
@@ -488,6 +489,8 @@ class DataFrameIOManager(DeltaIOManager):
         source = self.table_snapshot(self.ledger(table), by_day=context.has_asset_partitions)
         if not context.has_asset_partitions:
             return source.all_rows
+        # By its key: a project may have given it a prefix of its own.
+        self._note_failures_of_run(context.step_context, context.asset_key)
         self._inputs_by_step.setdefault(_step_key(context.step_context), []).append(source)
         return source.read_days([*map(date.fromisoformat, context.asset_partition_keys)])
 

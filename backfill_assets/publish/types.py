@@ -11,7 +11,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
-from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
+from backfill_assets.calendar.partitions import MAX_RANGES, DaySet, Window, to_windows
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
@@ -50,8 +50,12 @@ def closing_tags(reason: str, *, reopen: bool) -> dict[str, str]:
 
 
 def later_days_tags(days: Collection[date]) -> dict[str, str]:
-    """Return the tag of a run whose tables have other days that later runs build; empty if none."""
-    return {LATER_DAYS_TAG: format_ranges(days)} if days else {}
+    """Return the tag of a run whose tables have other days that later runs build; empty if none.
+
+    Of more ranges than a tag has room for, it has the first ones.
+    """
+    ranges = to_windows(days)[:MAX_RANGES]
+    return {LATER_DAYS_TAG: ", ".join(map(str, ranges))} if ranges else {}
 
 
 def launched_by(tags: Mapping[str, str]) -> str:

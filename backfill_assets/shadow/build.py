@@ -268,7 +268,7 @@ def build_stages(
         with dg.DagsterInstance.ephemeral(tempdir=home) as instance:
             result = dg.materialize(
                 assets,
-                selection=selection,
+                selection=[*map(deployment.asset_key, selection)],
                 instance=instance,
                 resources=resources,
                 tags={

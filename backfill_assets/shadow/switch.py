@@ -284,8 +284,7 @@ def save_consistent_versions(deployment: Deployment, today: date) -> None:
     """
     ledgers = read_ledgers(deployment)
     stale = find_stale_days(Snapshot.from_deployment(deployment, ledgers, today))
-    behind = [*stale.open.values(), *stale.blocked.values()]
-    if not any(behind) and not is_mixed(deployment):
+    if not stale.any_open and not is_mixed(deployment):
         save_versions(deployment.settings.warehouse, ledgers)
 
 

@@ -200,9 +200,9 @@ def raise_if_incompatible(
 
 
 def raise_if_unsafe_commits(
-    session: SparkSession, config: Mapping[str, Any], store_names: Collection[str]
+    session: SparkSession, description: str, store_names: Collection[str]
 ) -> None:
-    """Raise if a server would overwrite commits of other writers in object stores.
+    """Raise if a session would overwrite commits of other writers in object stores.
 
     Raises:
         EngineError: it was started without the log store of one.
@@ -217,10 +217,10 @@ def raise_if_unsafe_commits(
         if session.conf.get(setting, store.default_log_store) == store.log_store:
             continue
         raise EngineError(
-            f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])} would "
+            f"{description} would "
             f"overwrite commits of others on {store.schemes[0]}://: {setting} must be "
             f"{store.log_store}, of the jars that backfill-assets jars {store.jars_option} gets. "
-            "Set both where the server is started; nothing was written."
+            "Set both where Spark is started; nothing was written."
         )
 
 

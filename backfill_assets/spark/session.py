@@ -243,6 +243,7 @@ class Engine(LazyPySparkResource):
         engine = cls(
             spark_config=session_config(settings),
             jars=str(settings.jars),
+            stores=[store.name for store in used_stores(settings)],
             small_data_config=small_data_config(settings),
         )
         engine._find_session = lambda: getattr(given, "spark_session", given)
@@ -339,10 +340,12 @@ class Engine(LazyPySparkResource):
                 session = _clone_session(self._find_session(), config)
                 description = "the Spark session that build_defs was given as its engine"
                 connect.raise_if_incompatible(session, config, description)
+                connect.raise_if_unsafe_commits(session, description, self.stores)
             elif "spark.remote" in config:
                 session = _server_session(config)
-                connect.raise_if_incompatible(session, config, connect.describe_server(config))
-                connect.raise_if_unsafe_commits(session, config, self.stores)
+                description = connect.describe_server(config)
+                connect.raise_if_incompatible(session, config, description)
+                connect.raise_if_unsafe_commits(session, description, self.stores)
             else:
                 session = _embedded_session(config)
             self._spark_session = session

@@ -71,6 +71,11 @@ class StaleDays:
     on_hold: Mapping[str, set[date]] = field(default_factory=dict)
     blocked: Mapping[str, Mapping[date, Obstacle]] = field(default_factory=dict)
 
+    @property
+    def any_open(self) -> bool:
+        """Return whether a day is behind that is neither final nor on hold."""
+        return any(days for part in (self.open, self.blocked) for days in part.values())
+
     def all_days(self, table: str) -> set[date]:
         """Return all days of a table that are behind, without those on hold."""
         return {

@@ -32,7 +32,7 @@ class UnloadedDays:
         files_on_hold: by log day, files that were replaced by ones that lack orders, and wait for
             a person to accept them.
         input_digests: by log day, that of the files it would be loaded from now.
-        last_expected: the last log day that is requested although nothing has landed for it.
+        last_day_requested: the last log day that is requested although nothing has landed for it.
         strays: names of files and folders beside the folders of arrival days.
         reverted_days: log days that lack files which a person reverted and that still lie there.
         closed_days: published log days without a folder, for which none is expected.
