@@ -24,8 +24,6 @@ from backfill_assets.backfills.backfill_plan import (
     TableForecast,
     find_first_change,
     plan_facts,
-    total_rows,
-    unusual_rows,
 )
 from backfill_assets.backfills.forecast import ROWS_OF_DAY, ROWS_OF_RUN
 from backfill_assets.backfills.planner import (
@@ -37,6 +35,8 @@ from backfill_assets.backfills.planner import (
     plan_backfill,
     refuse_invalid_request,
     split_runs,
+    total_rows,
+    unusual_rows,
 )
 from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
 from backfill_assets.definitions import build_defs
@@ -573,7 +573,7 @@ def test_the_pilot_begins_with_a_day_that_changes(runs):
         ("rest", "2024-01-04"),
     ]
     assert dict(plan_facts(result))["pilot"] == (
-        "from 2024-01-05 on: raw_orders [2024-01-05] is the first to change (input not on record)"
+        "2024-01-05: raw_orders [2024-01-05] is the first to change (input not on record)"
     )
 
 

@@ -18,7 +18,6 @@ from pydantic import BaseModel, Field
 from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.landing.load_manifest import NO_FOLDER
 from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import most_rows_figure
@@ -249,10 +248,6 @@ class TableForecast(BaseModel, frozen=True):
         """Days of the table as ranges; consecutive partitions of its grain form one range."""
         return format_windows(partitions.Grain(self.apart).gapless_ranges(days))
 
-    def end_of(self, partition: date) -> date:
-        """The first day after a partition of the table."""
-        return partitions.Grain(self.apart).days_of(partition).end
-
     def days_by_reason(self) -> Iterator[tuple[DayOutcome, str, list[date]]]:
         """The days by outcome and reason; the reason is empty for days that are not computed."""
         reasons = {
@@ -303,14 +298,15 @@ def find_first_change(
     It may be built first: what depends on it comes after it, or is built in the same runs.
     """
     requested = [*window]
+
+    def find_stage_day(forecast: TableForecast, first: date) -> date:
+        """The last requested day of a partition; of one without any, the next after it."""
+        after = bisect_left(requested, partitions.Grain(forecast.apart).days_of(first).end)
+        before = bisect_left(requested, first)
+        return requested[min(max(before, after - 1), len(requested) - 1)]
+
     changes = [
-        FirstChange(
-            # The stage of a week is that of its last requested day.
-            requested[max(bisect_left(requested, forecast.end_of(days[0])) - 1, 0)],
-            name,
-            days[0],
-            reason,
-        )
+        FirstChange(find_stage_day(forecast, days[0]), name, days[0], reason)
         for name, forecast in tables.items()
         for outcome, reason, days in forecast.days_by_reason()
         if outcome is DayOutcome.COMPUTED and reason != REQUESTED
@@ -463,42 +459,6 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
         if forecast.final:
             days = partitions.from_ranges(forecast.final)
             yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
-
-
-#: What becomes of most days of most plans, and why: it needs no row for each table.
-_USUAL_OUTCOMES = (DayOutcome.IDENTICAL, DayOutcome.COMPUTED, DayOutcome.DEPENDS)
-_USUAL_REASONS = ("", "never published", "new input", "new files", REQUESTED)
-
-
-def total_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
-    """Rows for a reader: number of days and outcome, kind of reason, tables, first and last day."""
-    totals: dict[tuple[DayOutcome, str], dict[str, list[date]]] = {}
-    for name, forecast in plan.tables.items():
-        for outcome, reason, days in forecast.days_by_reason():
-            days_by_table = totals.setdefault((outcome, _reason_kind(reason)), {})
-            days_by_table.setdefault(name, []).extend(days)
-    for (outcome, kind), days_by_table in totals.items():
-        days = sorted(day for table_days in days_by_table.values() for day in table_days)
-        tables = (
-            ", ".join(days_by_table) if len(days_by_table) < 3 else f"{len(days_by_table)} tables"
-        )
-        span = partitions.Window(days[0], days[-1] + partitions.DAY)
-        yield f"{len(days)} {outcome.value}", kind, tables, str(span)
-
-
-def unusual_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
-    """The rows of `day_rows` that a reader should look at one by one."""
-    for name, forecast in plan.tables.items():
-        for outcome, reason, days in forecast.days_by_reason():
-            kinds = {_reason_kind(part) for part in reason.split("; ")}
-            is_usual = outcome in _USUAL_OUTCOMES and kinds <= {*_USUAL_REASONS}
-            if not is_usual or NO_FOLDER in reason:
-                yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
-
-
-def _reason_kind(reason: str) -> str:
-    """The first reason of several, without the names that follow it."""
-    return reason.partition("; ")[0].partition(":")[0]
 
 
 def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:

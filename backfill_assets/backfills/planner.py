@@ -22,6 +22,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
@@ -499,3 +500,42 @@ def _spread_evenly(items: Sequence[Item], limit: int) -> list[Item]:
     if len(items) <= limit:
         return [*items]
     return [items[n * (len(items) - 1) // max(1, limit - 1)] for n in range(limit)]
+
+
+#: What becomes of most days of most plans, and why: it needs no row for each table.
+_USUAL_OUTCOMES = (
+    backfill_plan.DayOutcome.IDENTICAL,
+    backfill_plan.DayOutcome.COMPUTED,
+    backfill_plan.DayOutcome.DEPENDS,
+)
+_USUAL_REASONS = ("", "never published", "new input", "new files", REQUESTED)
+
+
+def total_rows(plan: backfill_plan.BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """Rows for a reader: number of days and outcome, kind of reason, tables, first and last day."""
+    totals: dict[tuple[backfill_plan.DayOutcome, str], dict[str, list[date]]] = {}
+    for name, outcomes in plan.tables.items():
+        for outcome, reason, days in outcomes.days_by_reason():
+            days_by_table = totals.setdefault((outcome, _reason_kind(reason)), {})
+            days_by_table.setdefault(name, []).extend(days)
+    for (outcome, kind), days_by_table in totals.items():
+        days = sorted(day for table_days in days_by_table.values() for day in table_days)
+        tables = (
+            ", ".join(days_by_table) if len(days_by_table) < 3 else f"{len(days_by_table)} tables"
+        )
+        span = partitions.Window(days[0], days[-1] + partitions.DAY)
+        yield f"{len(days)} {outcome.value}", kind, tables, str(span)
+
+
+def unusual_rows(plan: backfill_plan.BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of `backfill_plan.day_rows` that a reader should look at one by one."""
+    for name, outcomes in plan.tables.items():
+        for outcome, reason, days in outcomes.days_by_reason():
+            kinds = {_reason_kind(part) for part in reason.split("; ")}
+            if outcome not in _USUAL_OUTCOMES or not kinds <= {*_USUAL_REASONS}:
+                yield name, f"{len(days)} {outcome.value}", reason, outcomes.format_days(days)
+
+
+def _reason_kind(reason: str) -> str:
+    """The first reason of several, without the names that follow it."""
+    return reason.partition("; ")[0].partition(":")[0]

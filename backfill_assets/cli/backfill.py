@@ -166,19 +166,19 @@ def show_plan(
     Of a plan that does not fit a screen, totals and what is unusual; all of it with `full`.
     """
     from backfill_assets.backfills import backfill_plan as plans
-    from backfill_assets.backfills.planner import explain_left_out
+    from backfill_assets.backfills import planner
 
     request, title = backfill_plan.parameters, f"Plan {backfill_plan.id}"
     rows, facts = list(plans.day_rows(backfill_plan)), list(plans.plan_facts(backfill_plan))
     left_out = list(
-        explain_left_out(deployment, backfill_plan.tables, request.window, deployment.today)
+        planner.explain_left_out(deployment, backfill_plan.tables, request.window, deployment.today)
     )
     if full or len(rows) <= _SCREEN_ROWS:
         out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=title))
     else:
-        totals = plans.total_rows(backfill_plan)
+        totals = planner.total_rows(backfill_plan)
         out.print_table(ReportTable.from_rows(_TOTALS, totals, title=title))
-        unusual = list(plans.unusual_rows(backfill_plan))
+        unusual = list(planner.unusual_rows(backfill_plan))
         if shown := unusual[:_SCREEN_ROWS]:
             out.print_table(ReportTable.from_rows(_OUTCOMES, shown, title="Look at"))
         facts = [(name, text) for name, text in facts if name not in _DETAILS]
