@@ -768,6 +768,18 @@ def test_progress(monkeypatch, capsys):
     ]
 
 
+def test_progress_of_assets_whose_keys_have_a_prefix(monkeypatch, capsys):
+    text = log_text(
+        *BEGINNING,
+        *(line.replace("'raw_orders'", "'lake/gold/raw_orders'") for line in (NOT_PASSED, RAW)),
+        '*read_orders - STEP_SUCCESS - Finished execution of step "read_orders" in 41.9s.',
+        "*RUN_SUCCESS - Finished execution of run.",
+    )
+    status, output = run_progress(monkeypatch, capsys, text)
+    assert status == 0
+    assert "    raw_orders conservation: x" in output.splitlines()
+
+
 def test_progress_says_once_what_a_check_finds_on_many_days(monkeypatch, capsys):
     finding = "*read_orders - ASSET_CHECK_EVALUATION - Asset check 'late' on 'late_orders' did not "
     text = log_text(

@@ -55,6 +55,9 @@ def test_all_keys_of_the_tables_begin_with_the_prefix(repository):
     assert graph.get(OURS).parent_keys == {dg.AssetKey([*LAKE, VISITS.staged.name])}
     assert graph.get(others[0]).parent_keys == {OURS}
     assert all(key.asset_key.path[: len(LAKE)] == LAKE for key in graph.asset_check_keys)
+    lineage = graph.get(dg.AssetKey([*LAKE, VISITS.staged.name])).metadata["dagster/column_lineage"]
+    sources = [dep.asset_key for deps in lineage.deps_by_column.values() for dep in deps]
+    assert {*sources} == {dg.AssetKey([*LAKE, VISITS.raw.name])}
     assert graph.asset_check_keys
 
 
@@ -96,6 +99,7 @@ def test_tables_and_settings_are_arguments(monkeypatch):
         ),
         ({"tables": [active_users_7d]}, SettingsError, "^bad tables=: stg_visits, an input of"),
         ({"tables": [VISITS, VISITS]}, SettingsError, "^bad tables=: two tables are named raw_vis"),
+        ({"tables": []}, SettingsError, "^bad tables=: it has no table$"),
         ({"window_days": -1}, SettingsError, "^bad settings: window_days=-1: .*at least 0"),
         ({"warehose": "/lake"}, SettingsError, "warehose"),
         ({"key_prefix": "lake.gold"}, SettingsError, "key_prefix='lake.gold'"),
@@ -109,6 +113,8 @@ def test_arguments_that_do_not_fit_are_named(arguments, error, message):
 def test_settings_are_given_in_one_way():
     with pytest.raises(TypeError, match="give settings, or warehouse as arguments, not both"):
         build_defs(load_settings(), warehouse="/lake")
+    with pytest.raises(TypeError, match="give settings, or tables as arguments, not both"):
+        build_defs(load_settings(), tables="visits:TABLES")
 
 
 #: Of the extras, what the plain install lacks.

@@ -159,7 +159,7 @@ class Pipeline:
         job = self.repository.get_implicit_global_asset_job_def()
         result = job.execute_in_process(
             instance=self.instance,
-            asset_selection=[dg.AssetKey(name) for name in assets],
+            asset_selection=[*map(self.deployment.asset_key, assets)],
             tags={
                 "dagster/asset_partition_range_start": str(first),
                 "dagster/asset_partition_range_end": str(last),
@@ -227,7 +227,7 @@ class Pipeline:
             self.run_keys.add(str(request.run_key))
             selection = request.asset_selection
             if assets:
-                wanted = [dg.AssetKey(name) for name in assets]
+                wanted = [*map(self.deployment.asset_key, assets)]
                 selection = [key for key in selection or wanted if key in wanted]
                 if not selection:
                     continue
@@ -293,7 +293,7 @@ class Pipeline:
         return {d: (str(table.columns), frozenset(day_files)) for d, day_files in files.items()}
 
     def materialized(self, name: str) -> set[str]:
-        return self.instance.get_materialized_partitions(dg.AssetKey(name))
+        return self.instance.get_materialized_partitions(self.deployment.asset_key(name))
 
     def failure(self, result: dg.ExecuteInProcessResult) -> str:
         """What the failed steps of a run say, as a user reads it."""
