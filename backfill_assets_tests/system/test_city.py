@@ -86,6 +86,14 @@ class City:
     def published(self, name: str) -> set[date]:
         return {*self.ledger(name).published_days}
 
+    def folder_metadata(self, number: int) -> object:
+        """What the last materialization of an arrival day of tickets says of its folder."""
+        asset, partitions = dg.AssetKey(TICKETS.raw.name), [str(day(number))]
+        records = self.pipeline.instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset, asset_partitions=partitions), limit=1
+        ).records
+        return records[0].asset_materialization.metadata["arrival_folder"].value
+
     def check_rows(self, today: date) -> None:
         """The rows of all tables are those of plain Python, and every day that is due is there."""
         # Readings of a day come on the next one, which is loaded in the night after it.
@@ -172,6 +180,8 @@ def test_sundays_without_tickets(city, monkeypatch):
     (observed,) = instance.fetch_observations(dg.AssetKey("district_day"), limit=9).records
     assert observed.partition_key == str(day(15))
     assert f"due on {day(17)}" in observed.asset_observation.description
+    assert city.folder_metadata(7) == "none is expected"
+    assert city.folder_metadata(15) == "none yet"
     # Nothing will come, says a person: nothing is waited for, until it is again.
     city.change_closing(day(15), reopen=False)
     assert city.bad_states() == {}
