@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
 from typing import Annotated, Any, Self
 
@@ -77,30 +77,7 @@ def build_defs(
         engine = Engine.from_session(settings, engine)
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(deployment, clock)
-    today = clock().astimezone(settings.zone).date()
-    sources = deployment.graph.sources.values()
-    assets = [
-        *(
-            asset
-            for source in sources
-            for asset in (
-                raw_load.build_raw_assets(deployment, source),
-                *staging.build_staging_assets(deployment, source),
-                staging.build_lateness_asset(deployment, source),
-                lateness_page.build_lateness_page(deployment, source),
-            )
-        ),
-        *(
-            _make_external(asset) if table.is_retired(today) else asset
-            for table, asset in _declared_assets(deployment)
-        ),
-    ]
-    assets = [
-        asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)).map_asset_specs(
-            translation or (lambda spec: spec)
-        )
-        for asset in assets
-    ]
+    assets = _build_assets(deployment, clock().astimezone(settings.zone).date(), translation)
     refuse_mixed_grains(assets, deployment.tables)
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
     target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
@@ -116,6 +93,34 @@ def build_defs(
             **(resources or {}),
         },
     )
+
+
+def _build_assets(
+    deployment: Deployment,
+    today: date,
+    translation: Callable[[dg.AssetSpec], dg.AssetSpec] | None,
+) -> list[dg.AssetsDefinition]:
+    """The assets of all tables and pages; `translation` is that of `build_defs`."""
+    assets = [
+        *(
+            asset
+            for source in deployment.graph.sources.values()
+            for asset in (
+                raw_load.build_raw_assets(deployment, source),
+                *staging.build_staging_assets(deployment, source),
+                staging.build_lateness_asset(deployment, source),
+                lateness_page.build_lateness_page(deployment, source),
+            )
+        ),
+        *(
+            _make_external(asset) if table.is_retired(today) else asset
+            for table, asset in _declared_assets(deployment)
+        ),
+    ]
+    assets = [
+        asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)) for asset in assets
+    ]
+    return [asset.map_asset_specs(translation) for asset in assets] if translation else assets
 
 
 def _deployment(

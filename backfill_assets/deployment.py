@@ -99,7 +99,7 @@ class Deployment:
         """Dagster's key of a table or page; its last part is the name."""
         import dagster as dg
 
-        return dg.AssetKey([*filter(None, self.settings.key_prefix.split("/")), name])
+        return dg.AssetKey([*filter(None, (self.settings.key_prefix or "").split("/")), name])
 
     def asset_path(self, name: str = "") -> str:
         """The path of a table or page in Dagster's UI; without a name, of what all are under."""

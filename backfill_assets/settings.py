@@ -182,7 +182,7 @@ class Settings(BaseSettings):
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
-    key_prefix: str = Field(default="", pattern=r"^(\w+(/\w+)*)?$")
+    key_prefix: str | None = Field(default=None, pattern=r"^(\w+(/\w+)*)?$")
     owners: str | None = None
     ui_passwords: Path | None = None
     spark_master: str = "local[*]"

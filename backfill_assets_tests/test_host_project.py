@@ -18,7 +18,6 @@ from backfill_assets_guide.examples.host_project.definitions import LAKE, defs
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 
-PAGE = "docs/your-project.md"
 OURS = dg.AssetKey([*LAKE, active_users_7d.name])
 
 
@@ -28,7 +27,7 @@ def repository() -> dg.RepositoryDefinition:
 
 
 def test_the_page_shows_the_example():
-    (block,) = code_blocks(PAGE, "python")
+    (block,) = code_blocks("docs/your-project.md", "python")
     assert Path(host_project.__file__).read_text().endswith(f"\n{block}")
 
 

@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backfill_assets import runtime_versions
-from backfill_assets import settings as module
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.runtime_versions import is_secret
@@ -377,7 +376,7 @@ def test_the_engine_is_part_of_the_configuration(monkeypatch):
     digests = {load_settings().digest}
     for name in ("pyspark", "delta-spark"):
         versions = {**runtime_versions.engine_versions(), name: "9.9.9"}
-        monkeypatch.setattr(module, "engine_versions", lambda versions=versions: versions)
+        monkeypatch.setattr(runtime_versions, "engine_versions", lambda versions=versions: versions)
         digests.add(load_settings().digest)
     assert len(digests) == 3
 
@@ -386,9 +385,9 @@ def test_time_zone_data_matters_where_days_are_not_those_of_utc(monkeypatch):
     def zone_digests():
         return [load_settings(timezone=zone).digest for zone in ("UTC", "Europe/Berlin")]
 
-    monkeypatch.setattr(module, "time_zone_data", lambda: "2025a")
+    monkeypatch.setattr(runtime_versions, "time_zone_data", lambda: "2025a")
     before = zone_digests()
-    monkeypatch.setattr(module, "time_zone_data", lambda: "2025b")
+    monkeypatch.setattr(runtime_versions, "time_zone_data", lambda: "2025b")
     assert [a == b for a, b in zip(before, zone_digests(), strict=True)] == [True, False]
 
 

@@ -30,6 +30,7 @@ from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
@@ -87,22 +88,7 @@ class RawLoader:
             close=window if self.close else (),
             reopen=window if self.reopen else (),
         )
-        snapshot = self.publisher.snapshot(
-            request,
-            self.deployment.graph,
-            {table.name: ledger},
-            digests={
-                table.name: {
-                    day: target.manifest.content_digest() for day, target in targets.items()
-                }
-            },
-            changes={
-                table.name: {
-                    day: load_manifest.describe_change(day, previous.get(day), target)
-                    for day, target in targets.items()
-                }
-            },
-        )
+        snapshot = self._snapshot(request, ledger, targets, previous)
         plan = self.publisher.plan_days(request, table, snapshot, [], session)
         if not plan.reasons:
             yield types.Candidate(plan)
@@ -122,11 +108,7 @@ class RawLoader:
             rows,
             raw_expectations.rejected_expectations(parsed_files, targets, retained, plan.days),
             input_digests={day: manifest.content_digest() for day, manifest in manifests.items()},
-            numbers={
-                day: {"arrival_folder": "none is expected" if manifest.closed else "none yet"}
-                for day, manifest in manifests.items()
-                if day not in manifest.present_days
-            },
+            numbers=_missing_folder_figures(manifests),
         )
         if table is raw:
             computed = replace(
@@ -156,6 +138,28 @@ class RawLoader:
                 ),
             )
         yield types.Candidate(plan, computed)
+
+    def _snapshot(
+        self,
+        request: types.RunRequest,
+        ledger: Ledger,
+        targets: raw_rows.LoadTargets,
+        previous: Mapping[date, load_manifest.LoadManifest],
+    ) -> Snapshot:
+        """Return what the days of a table are assessed from: the files to load, and the changes."""
+        changes = {
+            day: load_manifest.describe_change(day, previous.get(day), target)
+            for day, target in targets.items()
+        }
+        digests = {day: target.manifest.content_digest() for day, target in targets.items()}
+        name = ledger.table.name
+        return self.publisher.snapshot(
+            request,
+            self.deployment.graph,
+            {name: ledger},
+            digests={name: digests},
+            changes={name: changes},
+        )
 
     def _start_session(
         self, listing: Listing, log: Ledger, ledger: Ledger, window: Window
@@ -298,6 +302,17 @@ class RawLoader:
     ) -> DataFrame:
         url = self.deployment.table_url(ledger.table.name)
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
+
+
+def _missing_folder_figures(
+    manifests: Mapping[date, load_manifest.LoadManifest],
+) -> dict[date, dict[str, Any]]:
+    """Return, by day without a folder, whether one is expected."""
+    return {
+        day: {"arrival_folder": "none is expected" if manifest.closed else "none yet"}
+        for day, manifest in manifests.items()
+        if day not in manifest.present_days
+    }
 
 
 def _merge_figures(*figures: Mapping[date, Mapping[str, Any]]) -> dict[date, dict[str, Any]]:

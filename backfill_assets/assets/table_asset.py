@@ -331,6 +331,8 @@ def table_asset(
         for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
         publisher: Publisher = context.resources.backfill_assets_io_manager
+        input_keys = map(deployment.asset_key, inputs)
+        publisher.note_failures_of_run(context.instance, context.run, input_keys)
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,

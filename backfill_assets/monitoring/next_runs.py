@@ -559,7 +559,11 @@ def _written_tables(
     """Return the tables that a run may write: of a whole job of ours, all."""
     if run.asset_selection:
         keys = run.asset_selection
-    elif run.job_name in _WRITING_JOBS or Grain.of_job(run.job_name):
+    elif (
+        run.job_name in _WRITING_JOBS
+        or Grain.of_job(run.job_name)
+        or run.job_name.startswith("__ASSET_JOB")
+    ):
         return frozenset(tables)
     else:
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED

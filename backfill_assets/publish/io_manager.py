@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame
 from backfill_assets.audit.checks import (
     check_evaluations,
     day_metadata,
-    evaluated_failures,
     failure_text,
     latest_materializations,
 )
@@ -121,19 +120,7 @@ class DeltaIOManager(publisher.Publisher):
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = self.deployment.tables[context.asset_key.path[-1]]
-        self._note_failures_of_run(context.step_context, context.asset_key)
         return publisher.Input(self, table, bool(context.asset_partition_keys))
-
-    def _note_failures_of_run(self, step: Any, key: dg.AssetKey) -> None:
-        """Note the days of an input that an earlier step of the run failed to publish.
-
-        Needed only if that step had another IO manager, or a process of its own.
-        """
-        run_id, selected_keys = step.run_id, step.job_def.asset_layer.selected_asset_keys
-        if (run_id, key.path[-1]) in self._failed_days or key not in selected_keys:
-            return
-        for name, failed in evaluated_failures(step.instance, run_id, [key]).items():
-            self.note_failed_days(run_id, name, failed)
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
@@ -489,8 +476,8 @@ class DataFrameIOManager(DeltaIOManager):
         source = self.table_snapshot(self.ledger(table), by_day=context.has_asset_partitions)
         if not context.has_asset_partitions:
             return source.all_rows
-        # By its key: a project may have given it a prefix of its own.
-        self._note_failures_of_run(context.step_context, context.asset_key)
+        step = context.step_context
+        self.note_failures_of_run(step.instance, step.dagster_run, [context.asset_key])
         self._inputs_by_step.setdefault(_step_key(context.step_context), []).append(source)
         return source.read_days([*map(date.fromisoformat, context.asset_partition_keys)])
 

@@ -1,7 +1,7 @@
 """The publisher: which days of a run to compute, why, and where their rows go."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import SparkSession
 
+from backfill_assets.audit.checks import evaluated_failures
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import records, table_schema
@@ -121,6 +122,20 @@ class Publisher(dg.IOManager):
     def note_failed_days(self, run_id: str, table_name: str, failed: Mapping[date, str]) -> None:
         """Note all days of a table that a run has not published so far: later steps read them."""
         self._failed_days[run_id, table_name] = {**failed}
+
+    def note_failures_of_run(
+        self, instance: dg.DagsterInstance, run: dg.DagsterRun, keys: Iterable[dg.AssetKey]
+    ) -> None:
+        """Note the days of inputs that earlier steps of the run failed to publish.
+
+        Needed only if these steps had another IO manager, or processes of their own.
+        """
+        unknown = [key for key in keys if (run.run_id, key.path[-1]) not in self._failed_days]
+        if run.asset_selection is not None:
+            unknown = [key for key in unknown if key in run.asset_selection]
+        if unknown:
+            for name, failed in evaluated_failures(instance, run.run_id, unknown).items():
+                self.note_failed_days(run.run_id, name, failed)
 
     def request_for_run(
         self, table: Table, run_id: str, tags: Mapping[str, str], window: Window

@@ -20,7 +20,7 @@ from backfill_assets.backfills import verify
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.verify import VerifiedDay
 from backfill_assets.calendar.partitions import DAY, Window, days_of_run
-from backfill_assets.definitions import build_defs
+from backfill_assets.definitions import build_defs, with_executor
 from backfill_assets.delta.commit_log import resolve_path
 from backfill_assets.delta.delta_rs import delta_log, load_log
 from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
@@ -121,7 +121,8 @@ class Pipeline:
         self.settings = load_settings(**{**values, **overrides})
         self.deployment = Deployment(self.settings)
         self.now = datetime.combine(today, time(12), tzinfo=self.settings.zone)
-        self.defs = build_defs(self.settings, engine=engine, clock=lambda: self.now)
+        definitions = build_defs(self.settings, engine=engine, clock=lambda: self.now)
+        self.defs = with_executor(definitions)
         self.repository = self.defs.get_repository_def()
         self.instance = instance_in(root)
         self.io_manager = io_manager_of(self.defs, self.instance)

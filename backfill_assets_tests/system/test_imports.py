@@ -450,7 +450,7 @@ def test_what_the_command_refuses(import_command: Command, tmp_path: Path, capsy
     old = tmp_path / "old"
     assert "give the table" in import_command(status=3)
     for words, message in (
-        (["order", str(old)], "did you mean orders?"),
+        (["order", str(old)], "did you mean 'orders'?"),
         (["orders", str(old), "--field", "amount"], "is not NAME=EXPRESSION"),
     ):
         assert main(["import", *words]) == 2
