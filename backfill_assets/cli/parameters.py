@@ -265,7 +265,7 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
 
 
 def format_days(days_by_table: Mapping[str, Iterable[date]]) -> str:
-    """Days by table as text: `stg_orders [2024-01-01...2024-01-03], fact_daily_orders [...]`."""
+    """Days by table as text: `visits [2024-01-01...2024-01-03], visits_7d [...]`."""
     return ", ".join(
         f"{name} [{partitions.format_ranges(days)}]" for name, days in days_by_table.items()
     )
