@@ -734,7 +734,7 @@ def test_lines_of_two_hours_with_one_local_time_are_counted_with_their_keys(spar
     assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     assert parsed.counts[twice].ambiguous_keys == ("site=a, number=2", "site=a, number=4")
     # Where the later moment is taken, as many are.
-    parsed, _ = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="later"))
+    parsed, _ = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="second"))
     assert (parsed.counts[twice].accepted, parsed.counts[twice].ambiguous) == (4, 2)
     # Held back, the file has no rows.
     parsed, names = parse_landing(spark, tmp_path, replace(BERLIN, ambiguous="raise"))
@@ -779,8 +779,8 @@ def test_ambiguous_lines_are_a_warning_of_their_day_with_the_mend():
     assert warning.startswith(f"3 line(s) have a {HAS_TWICE} k=1; k=2; k=3: {MEND}. They are")
     assert 'declare the source visits with ambiguous="raise"' in warning
     assert expectation.rows == 27
-    (later,) = expected_day(replace(BERLIN, ambiguous="later")).warnings
-    assert later == warning.replace("the earlier of two", "the later of two")
+    (later,) = expected_day(replace(BERLIN, ambiguous="second")).warnings
+    assert later == warning.replace("the first of two", "the second of two")
 
 
 def test_the_lines_with_ambiguous_times_are_counted_by_day():
@@ -1056,7 +1056,7 @@ def test_a_header_that_has_a_field_twice_in_another_case_is_none():
         ("delimiter", ";;", "one ASCII character"),
         ("timezone", "Berlin", "the IANA name of a time zone"),
         ("timezone", ["UTC"], "the IANA name of a time zone"),
-        ("ambiguous", "second", 'give "earlier", "later" or "raise"'),
+        ("ambiguous", "later", 'give "first", "second" or "raise"'),
         ("decimal", ",", "delimiter and decimal are both ','; did you mean delimiter=\";\"?"),
         ("decimal", ";", 'give "." or ","'),
         ("thousands", ".", "thousands and decimal are both '.'; did you mean decimal=\",\"?"),

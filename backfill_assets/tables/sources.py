@@ -203,7 +203,7 @@ class Source:
         timezone: IANA name of the zone of times that have no offset, in files of any format.
             Timestamps of Parquet that are adjusted to UTC, and INT96, have one.
         ambiguous: what becomes of local times that the zone has twice, when clocks are set back, or
-            not at all, when they are set forward: `earlier` and `later` take that one of two
+            not at all, when they are set forward: `first` and `second` take that one of two
             moments, or the one after the change, with a warning; `raise` holds the file back.
         skew: by column of the staging, the share of a day's rows (0 to 1) beyond which a plan
             reports skew, see `table`.
@@ -228,7 +228,7 @@ class Source:
     named: Mapping[Role, str] = field(default_factory=dict)
     delimiter: str = ","
     timezone: str = "UTC"
-    ambiguous: Literal["earlier", "later", "raise"] = "earlier"
+    ambiguous: Literal["first", "second", "raise"] = "first"
     skew: Mapping[str, float] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     quote: str = '"'
@@ -285,8 +285,8 @@ class Source:
             **self._file_rules(),
             "timezone": (is_time_zone, 'the IANA name of a time zone, as "Europe/Berlin"'),
             "ambiguous": (
-                lambda x: x in ("earlier", "later", "raise"),
-                '"earlier", "later" or "raise"',
+                lambda x: x in ("first", "second", "raise"),
+                '"first", "second" or "raise"',
             ),
         }
 

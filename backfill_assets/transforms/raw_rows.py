@@ -296,7 +296,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         elif name not in verbatim:
             text = F.col(_landed_column(name))
             values[name] = parse_text(text, source.types[name], source.timezone)
-            if name in local_times and source.ambiguous == "later":
+            if name in local_times and source.ambiguous == "second":
                 values[name] = later_moment(text, values[name], source.timezone)
     frame = frame.withColumns(values)
     ahead = F.datediff(version_day(source, timezone), "arrival_date")
@@ -325,7 +325,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
 def _has_ambiguous_time(source: Source, name: str) -> Column:
     """Return whether the local time that landed of a field is ambiguous."""
     text, moment = F.col(_landed_column(name)), F.col(name)
-    if source.ambiguous == "later":
+    if source.ambiguous == "second":
         moment = parse_timestamp(text, source.timezone)
     return is_ambiguous(text, moment, source.timezone)
 
