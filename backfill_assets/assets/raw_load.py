@@ -111,8 +111,9 @@ class RawLoader:
             numbers=_missing_folder_figures(manifests),
         )
         if table is raw:
+            figures = raw_expectations.ambiguous_figures(source, parsed_files, targets, plan.days)
             computed = replace(
-                computed,
+                computed.with_numbers(figures),
                 expectations=raw_expectations.raw_expectations(
                     source,
                     parsed_files,
@@ -122,10 +123,6 @@ class RawLoader:
                     _published_counts(log, plan.days),
                     self.deployment.settings,
                     self.accepted,
-                ),
-                numbers=_merge_figures(
-                    computed.numbers,
-                    raw_expectations.ambiguous_figures(source, parsed_files, targets, plan.days),
                 ),
                 log_change=LogChange(
                     source,
@@ -313,15 +310,6 @@ def _missing_folder_figures(
         for day, manifest in manifests.items()
         if day not in manifest.present_days
     }
-
-
-def _merge_figures(*figures: Mapping[date, Mapping[str, Any]]) -> dict[date, dict[str, Any]]:
-    """Return the figures of each day, of several kinds."""
-    merged: dict[date, dict[str, Any]] = {}
-    for by_day in figures:
-        for day, numbers in by_day.items():
-            merged.setdefault(day, {}).update(numbers)
-    return merged
 
 
 def _published_counts(log: Ledger, days: Window) -> raw_expectations.PublishedCounts:

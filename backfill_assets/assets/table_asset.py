@@ -85,6 +85,8 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[s
         click.UsageError: what takes all of them, and the selection of each grain.
     """
     selection = _option_of_command("select", "assets")
+    if not selection:  # each start of a run, a command and the code server is here
+        return
     try:
         keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(assets)
     except dg.DagsterError:  # it reports that itself
@@ -531,8 +533,5 @@ def _record_references(
     }
     contents = {name: reference.content for name, reference in references.items()}
     details = msgspec.structs.replace(computed.notes.details, references=contents)
-    return replace(
-        computed,
-        notes=replace(computed.notes, details=details),
-        numbers={day: {**computed.numbers.get(day, {}), **numbers} for day in days},
-    )
+    with_versions = computed.with_numbers(dict.fromkeys(days, numbers))
+    return replace(with_versions, notes=replace(computed.notes, details=details))

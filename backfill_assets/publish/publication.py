@@ -76,17 +76,13 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
         merged_rows = plan.published.read_days(days) if merges else None
         history = PublishedHistory(ledger.measured, baselines, merged_rows)
         audit = audit_frame(frame, plan.table, days, computed.expectations, plan.rules, history)
-    numbers = {
-        **computed.numbers,
-        **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
-    }
     input_digests: Mapping[date, str] = {day: plan.input_digests[day] for day in days}
     verdicts, identical = audit.verdicts, set[date]()
     if plan.snapshot:
         input_digests, verdicts, identical = chain_days(plan, plan.snapshot, verdicts)
     return AuditedDays(
         plan,
-        replace(computed, numbers=numbers),
+        computed.with_numbers(audit.figures),
         frame,
         input_digests,
         {verdict.day: verdict for verdict in verdicts},

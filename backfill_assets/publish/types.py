@@ -5,7 +5,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from pyspark.sql import DataFrame
@@ -218,6 +218,11 @@ class ComputedDays:
     made_under: Mapping[date, str] = field(default_factory=dict)
     provenance: Mapping[date, Provenance] = field(default_factory=dict)
     files: DataFiles = field(default_factory=dict)
+
+    def with_numbers(self, numbers: Mapping[date, Mapping[str, Any]]) -> Self:
+        """Return the days with more figures, by day."""
+        more = {day: {**self.numbers.get(day, {}), **figures} for day, figures in numbers.items()}
+        return replace(self, numbers={**self.numbers, **more})
 
 
 @dataclass(frozen=True)
