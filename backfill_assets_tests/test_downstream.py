@@ -30,7 +30,7 @@ from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, 
 from backfill_assets.settings import load_settings
 from backfill_assets.shadow import switch
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.stale import StaleDays
+from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets_tests.helpers.invented_logs import (
     days,
     ledger,
@@ -323,6 +323,17 @@ def test_readers_get_no_versions_of_an_undo_that_was_killed_until_it_is_finished
     undo.run(3 - killed_after)
     assert undo.kept_versions() == (3, 3)
     assert not undo.marks
+
+
+@pytest.mark.parametrize(
+    ("behind", "kept"), [("open", 2), ("blocked", 2), ("final", 3), ("on_hold", 3)]
+)
+def test_readers_wait_for_days_that_scheduled_runs_build(undo, monkeypatch, behind, kept):
+    assert undo.kept_versions() == (2, 2)
+    undo.run(3)
+    stale = StaleDays(**{behind: {FACT.name: {day(3): StaleReason({})}}})
+    monkeypatch.setattr(switch, "find_stale_days", lambda *_: stale)
+    assert undo.kept_versions() == (kept, kept)
 
 
 def test_an_undo_that_wrote_nothing_stands_in_no_readers_way(undo):

@@ -2,8 +2,9 @@
 
 Tables are committed one after another. While a run or a switch-over is active, a reader of two
 tables may see one before and the other after it. The file `_versions.json` in the warehouse names
-versions at which every day was built from the current rows of its inputs; it is written whenever
-all tables have reached such a state. PySpark is not imported: a reader needs none.
+versions at which every day was built from the current rows of its inputs, but for final days and
+days on hold, which no scheduled run builds again; it is written whenever all tables have reached
+such a state. PySpark is not imported: a reader needs none.
 """
 
 from __future__ import annotations
