@@ -3,6 +3,7 @@
 # A change is one line, however long.
 # ruff: noqa: E501
 
+import ast
 import dataclasses
 import importlib
 import os
@@ -38,7 +39,12 @@ from backfill_assets.tables.code_version import (
 )
 from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.graph import load_tables, tables_of
-from backfill_assets.tables.project_source import Project
+from backfill_assets.tables.project_source import (
+    DeadEndError,
+    Project,
+    TreeReader,
+    function_trees,
+)
 from backfill_assets.tables.reached_code import reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
@@ -918,6 +924,39 @@ def test_each_form_of_code_and_of_values_has_a_text(tmp_path, monkeypatch):
     assert code.digest == "7f2833081027"
 
 
+def test_what_cannot_change_a_result_is_not_in_the_text():
+    def text_of(source: str) -> str:
+        return TreeReader({}, None, Project()).text_of(ast.parse(source))
+
+    assert text_of("if TYPE_CHECKING:\n import a\nelse:\n b = 1\n c = 2") == text_of("b = 1; c = 2")
+    assert text_of("a = u'b'") == text_of("a: str = 'b'")
+
+
+def test_the_text_of_an_f_string_is_the_same_however_its_parser_divides_it():
+    a, b, c, d = map(ast.Constant, "abcd")
+    tree = ast.JoinedStr([a, b, ast.FormattedValue(ast.Name("x"), -1), c, d])
+    text = "f('ab',(FormattedValue value=x conversion=-1),'cd')"
+    assert TreeReader({}, None, Project()).text_of(tree) == text
+
+
+def test_code_that_reads_docstrings_or_all_names_is_known_whatever_follows():
+    reader = TreeReader({}, None, Project())
+    reader.text_of(ast.parse("f.__doc__, eval, g.name"))
+    assert (reader.reads_docs, reader.reaches_all) == (True, True)
+
+
+def test_a_function_that_stands_elsewhere_by_now_has_no_text(tmp_path, monkeypatch):
+    write_files(tmp_path, {"standing.py": "def use():\n    return 1\n"})
+    monkeypatch.syspath_prepend(tmp_path)
+    use = importlib.import_module("standing").use
+    del sys.modules["standing"]
+    write_files(tmp_path, {"standing.py": "\n\ndef use():\n    return 1\n"})
+    with pytest.raises(
+        DeadEndError, match=r"line 1, has now: .* imported\. Start the process again"
+    ):
+        function_trees(use)
+
+
 def test_the_module_that_is_run_is_of_the_project(monkeypatch):
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -1277,6 +1316,12 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
     names = ["wares", "wares_rules", "other_library", "numpy", "backfill_assets", "nowhere", ""]
     assert [project.has(name) for name in names] == [True, True, *[False] * 5]
     assert project.has("backfill_assets_guide.examples")
+    # A package that was copied there is of no distribution.
+    copied = tmp_path / "copied" / "site-packages"
+    write_files(copied, {"copied_wares.py": ""})
+    monkeypatch.syspath_prepend(copied)
+    project.add_declaring("copied_wares")
+    assert project.roots == {str(installed), str(copied)}
     parts = reach({"use": import_project("wares.tables").use}, project).parts
     assert parts["use → LIMIT"] == "1"
     for name in by_package:

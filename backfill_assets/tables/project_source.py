@@ -54,7 +54,6 @@ class Project:
 
     def __init__(self) -> None:
         self._packages: dict[str, bool] = {}
-        self._distributions: set[str] = set()
         self.roots: set[str] = set()
 
     def add_declaring(self, module: str) -> None:
@@ -67,9 +66,9 @@ class Project:
         self.roots |= {str(path.parent) for path in paths}
         if any(map(_is_installed, paths)):
             by_package = distributions()
-            self._distributions |= {*by_package.get(top, ())}
+            own_names = {*by_package.get(top, ())}
             for other, names in by_package.items():
-                if self._distributions & {*names}:
+                if own_names & {*names}:
                     self._packages[other] = True
 
     def has(self, module: str) -> bool:
@@ -287,8 +286,6 @@ class TreeReader:
                 return self._refer([module.__name__], module)
             case ast.JoinedStr():
                 return f"f({','.join(self._joined_parts(node))})"
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                return self._statement(node)
             case ast.AST():
                 return self._write_fields(node)
         return repr(node)
