@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -14,7 +15,8 @@ import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
+from threading import Lock
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -922,6 +924,55 @@ def test_each_form_of_code_and_of_values_has_a_text(tmp_path, monkeypatch):
     assert {name: code.parts[name] for name in told} == told
     assert text_digest("\n".join(map(str, code.parts.items()))) == "39ba31f3e189"
     assert code.digest == "7f2833081027"
+
+
+def doubled(x):
+    return 2 * x
+
+
+def documented_double(x):
+    "With a docstring."
+    return 2 * x
+
+
+def own_reach(value: object, *counted: ModuleType):
+    """What a value reaches, of a project that has these tests."""
+    project = Project()
+    project.add_declaring(__name__)
+    return reach({"it": value}, project, counted_modules=counted)
+
+
+def test_functions_count_wherever_a_value_has_them():
+    """The text of a value has a mark for each, and what it is counts with the value."""
+    again: list = []
+    again.append(again)
+    texts = {
+        "{@}": {doubled},
+        "{@:1}": {doubled: 1},
+        "[[^1]]": [again],
+        "functools:_lru_cache_wrapper(@)": functools.lru_cache(doubled),
+    }
+    for text, value in texts.items():
+        assert own_reach(value).parts["it"] == text
+    one, other = (doubled,), (documented_double,)
+    assert own_reach([one, one, other]).digest != own_reach([one, other, one]).digest
+    # Nobody reads the docstring.
+    text = TreeReader({}, None, Project()).text_of(*function_trees(doubled))
+    parts = own_reach([doubled, documented_double]).parts
+    assert parts["doubled"] == parts["documented_double"] == text_digest(text)
+
+
+def test_what_a_counted_module_has_counts_with_it():
+    module = ModuleType("counted")
+    module.OPTIONS = SimpleNamespace(a=1)
+    assert own_reach(module.OPTIONS, module).parts["it"] == "@counted"
+    assert own_reach(module.OPTIONS).parts["it"] != "@counted"
+
+
+def test_the_way_to_a_dead_end_names_keys_that_are_texts():
+    for value, way in (({1: Lock()}, "it"), ({"a": (0, Lock())}, "it['a'][1]")):
+        with pytest.raises(DeadEndError, match=f"^{re.escape(way)} is of _thread.lock"):
+            own_reach(value)
 
 
 def test_what_cannot_change_a_result_is_not_in_the_text():
