@@ -85,6 +85,30 @@ test-all: $(VENV)/.installed-dev ## all tests there are, the slow ones too (hour
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
+# The ends of the ranges in pyproject.toml, each in an environment of its own below build/versions.
+# All extras but `postgres`, whose range begins later than Dagster's. Warnings are the libraries'.
+ENDS ?= lowest-direct highest
+CORE_TESTS ?= contracts/test_golden_rows.py contracts/test_commits.py contracts/test_words.py \
+	contracts/test_public_api.py test_io_manager.py test_definitions.py test_host_project.py \
+	test_ledgers.py test_publisher.py system/test_pipeline.py
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis syrupy xxhash duckdb
+UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv
+test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest versions of pyproject.toml (half an hour)
+	@mkdir -p build/versions
+	@for tool in $(TEST_TOOLS); do sed -n "s/^\($$tool==[^ ]*\) .*/\1/p" requirements-dev.lock; done >build/versions/tools.txt
+	@for end in $(ENDS); do \
+		env=build/versions/$$end; \
+		$(UV) pip compile -q --python $(BIN)/python --resolution $$end -o $$env.txt \
+			pyproject.toml build/versions/tools.txt --extra serve --extra lookups --extra openlineage >/dev/null; \
+		$(UV) venv -q --clear --python $(BIN)/python $$env; \
+		$(UV) pip install -q --python $$env/bin/python -r $$env.txt -r requirements-build.lock; \
+		$(UV) pip install -q --python $$env/bin/python --no-deps --no-build-isolation -e .; \
+		$$env/bin/backfill-assets jars; \
+		$$env/bin/python -m pytest -W default --disable-warnings -n 2 --dist loadfile \
+			--junitxml=build/junit/$@-$$end.xml $(addprefix backfill_assets_tests/,$(CORE_TESTS)) $(ARGS); \
+		grep -E '^(dagster|dagster-pyspark|pyspark|delta-spark|deltalake|pandas|pyarrow|pydantic|pandera|msgspec)==' $$env.txt; \
+	done
+
 snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after an intended change
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m pytest -m 'not slow' --snapshot-update backfill_assets_tests/contracts $(ARGS)

@@ -6,7 +6,10 @@ import re
 import tomllib
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
+from backfill_assets.spark import known_jars
 from backfill_assets_tests.helpers.paths import PROJECT
 
 LOCKS = {path.name: path.read_text() for path in sorted(PROJECT.glob("requirements*.lock"))}
@@ -22,28 +25,60 @@ LOCKED = {
 }
 MAKEFILE = (PROJECT / "Makefile").read_text()
 PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+DEPENDENCIES = PROJECT_FILE["project"]["dependencies"]
+EXTRAS = PROJECT_FILE["project"]["optional-dependencies"]
 
 
-def read_pins(requirements: list[str]) -> dict[str, str]:
-    return dict(re.sub(r"\[\w+\]", "", text).split("==") for text in requirements)
+def read_ranges(requirements: list[str]) -> dict[str, SpecifierSet]:
+    """The specifiers by name; of this package's own extras, those of what is in them."""
+    ranges = {}
+    for requirement in map(Requirement, requirements):
+        if requirement.name == "backfill-assets":
+            for extra in requirement.extras:
+                ranges |= read_ranges(EXTRAS[extra])
+        else:
+            ranges[requirement.name] = requirement.specifier
+    return ranges
 
 
-def test_the_lock_files_have_every_pin():
-    extras = PROJECT_FILE["project"]["optional-dependencies"]
+def test_the_lock_files_have_a_version_of_every_range():
     groups = PROJECT_FILE["dependency-groups"]
     assert groups["build"] == PROJECT_FILE["build-system"]["requires"]
-    dependencies = PROJECT_FILE["project"]["dependencies"]
-    needed = read_pins([*dependencies, *extras["serve"], *extras["lookups"]])
+    needed = read_ranges([*DEPENDENCIES, *EXTRAS["serve"], *EXTRAS["lookups"]])
     required = {
-        "requirements-build.lock": read_pins(groups["build"]),
+        "requirements-build.lock": read_ranges(groups["build"]),
         "requirements.lock": needed,
-        "requirements-dev.lock": needed | read_pins([*extras["dev"], *groups["lock"]]),
-        "requirements-docs.lock": needed | read_pins(extras["docs"]),
+        "requirements-dev.lock": needed | read_ranges([*EXTRAS["dev"], *groups["lock"]]),
+        "requirements-docs.lock": needed | read_ranges(EXTRAS["docs"]),
     }
     assert required.keys() == LOCKED.keys()
-    for file, requirements in required.items():
-        locked = {name: LOCKED[file].get(name, ("",))[0] for name in requirements}
-        assert locked == requirements, file
+    for file, ranges in required.items():
+        locked = {name: LOCKED[file].get(name, ("0",))[0] for name in ranges}
+        assert [x for x, v in locked.items() if not ranges[x].contains(v)] == [], file
+
+
+def test_a_library_pins_no_version():
+    """Of what a project installs, lowest and highest are named, and none is the only one."""
+    for name in ("serve", "lookups", "postgres", "openlineage"):
+        for package, specifiers in read_ranges([*DEPENDENCIES, *EXTRAS[name]]).items():
+            operators = {specifier.operator for specifier in specifiers}
+            assert operators == ({">="} if package == "tzdata" else {">=", "<"}), package
+
+
+def test_the_jars_of_every_delta_are_known():
+    """A version that comes into the range needs the SHA-256 of its jars."""
+    ranges = read_ranges(DEPENDENCIES)
+    known = {
+        match.groups()
+        for name in known_jars.SHA256
+        if (match := re.fullmatch(r"(delta-\w+)(?:_([\d.]+)_2\.13|-\w+)?-([\d.]+)\.jar", name))
+    }
+    sparks = {spark for artifact, spark, _ in known if artifact == "delta-spark"}
+    assert sparks == {"4.0", "4.1", "4.2"}
+    deltas = {delta for artifact, _, delta in known if artifact == "delta-spark"}
+    assert deltas == {"4.2.0", "4.3.0", "4.3.1", "4.4.0"}
+    assert all(ranges["delta-spark"].contains(delta) for delta in deltas)
+    assert {delta for artifact, _, delta in known if artifact == "delta-storage"} == deltas
 
 
 def test_what_is_installed_is_known_by_its_digest():

@@ -42,7 +42,6 @@ from dagster._core.storage.event_log.schema import (
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import (
     INDEX_SHARD_NAME,
-    SQLITE_BUSY_TIMEOUT_SECONDS,
     SqliteEventLogStorage,
 )
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
@@ -61,6 +60,8 @@ from backfill_assets.calendar.partitions import DaySet, days_of_run
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
 _RUN_BATCH, _ID_BATCH = 1000, 500
+#: Seconds that a statement waits for another process's transaction.
+_BUSY_SECONDS = 30
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 _OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION.value
 _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value
@@ -442,7 +443,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
                 self.conn_string_for_shard(shard),
                 poolclass=QueuePool,
                 # `_db_lock` allows one thread at a time, but not always the same one.
-                connect_args={"timeout": SQLITE_BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+                connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
             )
             event.listen(engine, "connect", _sync_at_checkpoints)
             self._engines[shard] = engine

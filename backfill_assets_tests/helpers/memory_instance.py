@@ -40,7 +40,9 @@ class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        # One thread at a time has the connection, as `_db_lock` sees to, but not always the same.
+        # One thread at a time has the connection, but not always the same. Dagster has this lock
+        # itself since 1.12.18.
+        self._db_lock = Lock()
         self._open_engine = create_engine(
             self._engine.url, poolclass=StaticPool, connect_args={"check_same_thread": False}
         )
