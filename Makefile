@@ -186,6 +186,8 @@ lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject
 		-o requirements-dev.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) --extra docs -c requirements.lock \
 		-c requirements-dev.lock -o requirements-docs.lock >/dev/null
+	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) --extra dbt -c requirements.lock \
+		-o requirements-dbt.lock >/dev/null
 	@git --no-pager diff --stat -- '*.lock' || true
 
 # What is not the sample's stays: an own landing or warehouse may lie in data/ as well.

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from functools import partial
+from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 import dagster as dg
@@ -259,6 +261,91 @@ def defs() -> dg.Definitions:
     return _defs_by_settings[key]
 
 
+#: The files of a folder of declarations, each with its template.
+DECLARATION_FILES = {
+    name: f"{name}.j2" for name in ("sources.py", "tables.py", "sample.py", "test_tables.py")
+}
+_SCAFFOLD_DAYS = 14
+
+
+def write_scaffold(folder: Path, files: Mapping[str, str], **values: str) -> dict[str, Any]:
+    """Write files from the templates of the scaffold.
+
+    Args:
+        folder: where, new or empty; it becomes a package.
+        files: the template of each file, by its path in `folder`.
+        values: what the templates ask for: `name` is the package that has the declarations.
+
+    Returns:
+        `values` with the days of the sample data: `start`, `last`, `end` and their number.
+    """
+    # Not at the top: a code location loads without it.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # The sample's days end yesterday: Dagster's plots start with the newest.
+    end = datetime.now(timezone.utc).date()
+    days = {
+        "days": _SCAFFOLD_DAYS,
+        "start": end - timedelta(days=_SCAFFOLD_DAYS),
+        "last": end - timedelta(days=1),
+        "end": end,
+    }
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "scaffold"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    for path, template in files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(templates.get_template(template).render(values | days))
+    return values | days
+
+
+def write_declarations(folder: Path) -> dict[str, Any]:
+    """Write a source, a table, their test and sample data into a package that is there.
+
+    Args:
+        folder: the new folder in the package; it becomes a package in it.
+
+    Returns:
+        What `write_scaffold` returns.
+
+    Raises:
+        ValueError: `folder` is in no package, or its name cannot be imported.
+    """
+    path = folder.resolve()
+    if not path.name.isidentifier() or iskeyword(path.name):
+        raise ValueError(f"{path.name} cannot name a Python package: use letters")
+    # Between the package and the new folder may be others, without an `__init__.py`.
+    packages = [parent for parent in path.parents if (parent / "__init__.py").exists()]
+    if not packages:
+        raise ValueError(f"{folder.parent} is not in a package: no __init__.py there or above")
+    root = packages[0]
+    while root.parent in packages:
+        root = root.parent
+    name = ".".join(path.relative_to(root.parent).parts)
+    values = write_scaffold(folder, DECLARATION_FILES, name=name)
+    (folder / "__init__.py").write_text('"""Tables by backfill-assets."""\n')
+    return values
+
+
+class DeclarationsScaffolder(dg.Scaffolder):
+    """What `dg scaffold defs backfill_assets.BackfillAssets` writes."""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        """Write declarations, and the `defs.yaml` that names them.
+
+        Raises:
+            ValueError: as `write_declarations`.
+        """
+        values = write_declarations(request.target_path)
+        attributes = {"tables": f"{values['name']}.tables:TABLES", "start": str(values["start"])}
+        dg.scaffold_component(request, attributes)
+
+
+@dg.scaffold_with(DeclarationsScaffolder)
 @dataclass
 class BackfillAssets(dg.Component):
     """The assets, checks, jobs, schedules and sensors of a deployment.

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.testing import create_defs_folder_sandbox
 
 import backfill_assets
 from backfill_assets.definitions import build_defs
@@ -227,3 +228,18 @@ def test_the_package_itself_loads_no_dagster_and_a_reader_of_versions_no_pyspark
 def test_dagsters_command_finds_the_component():
     (entry,) = entry_points(group="dagster_dg_cli.registry_modules", name="backfill_assets")
     assert "BackfillAssets" in dir(entry.load())
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # of its references to code
+def test_dagsters_command_writes_declarations_that_load():
+    with create_defs_folder_sandbox() as sandbox:
+        (sandbox.defs_folder_path.parent / "__init__.py").touch()  # as in projects of `dg`
+        folder = sandbox.scaffold_component(backfill_assets.BackfillAssets, "lake")
+        with sandbox.load_component_and_build_defs(folder) as (component, defs):
+            assert isinstance(component, backfill_assets.BackfillAssets)
+            keys = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+            assert keys >= {"raw_payments", "stg_payments", "account_totals_7d"}
+            # The sample's first day is the first partition.
+            sample = (folder / "sample.py").read_text()
+            first = asset_partitions(defs, "account_totals_7d").get_first_partition_key()
+            assert f'fromisoformat("{first}")' in sample

@@ -27,8 +27,18 @@ def repository() -> dg.RepositoryDefinition:
 
 
 def test_the_page_shows_the_example():
-    (block,) = code_blocks("docs/your-project.md", "python")
-    assert Path(host_project.__file__).read_text().endswith(f"\n{block}")
+    """Each block is the end of a file of the project, or of its sources."""
+    folder = Path(host_project.__file__).parent
+    blocks = {
+        "definitions.py": code_blocks("docs/your-project.md", "python")[0],
+        "with_dbt.py": code_blocks("docs/your-project.md", "python")[1],
+        "dbt_plugin.py": code_blocks("docs/your-project.md", "python")[2],
+        "dbt/models/clicks_per_user.sql": code_blocks("docs/your-project.md", "sql")[0],
+    }
+    for name, block in blocks.items():
+        assert f"\n{(folder / name).read_text()}".endswith(f"\n{block}"), name
+    (sources,) = code_blocks("docs/your-project.md", "yaml")
+    assert sources in (folder / "dbt/models/models.yml").read_text()
 
 
 def test_the_projects_executor_and_io_manager_count(repository):
@@ -53,6 +63,7 @@ def test_all_keys_of_the_tables_begin_with_the_prefix(repository):
     assert [key.path for key in others] == [["users_report"]]
     assert graph.get(OURS).parent_keys == {dg.AssetKey([*LAKE, VISITS.staged.name])}
     assert graph.get(others[0]).parent_keys == {OURS}
+    assert graph.get(others[0]).partitions_def == graph.get(OURS).partitions_def
     assert all(key.asset_key.path[: len(LAKE)] == LAKE for key in graph.asset_check_keys)
     lineage = graph.get(dg.AssetKey([*LAKE, VISITS.staged.name])).metadata["dagster/column_lineage"]
     sources = [dep.asset_key for deps in lineage.deps_by_column.values() for dep in deps]

@@ -9,7 +9,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib.metadata import distribution
 from importlib.util import find_spec
@@ -168,7 +167,6 @@ def progress(out: Output) -> Status:
     return condense_log(sys.stdin, out)
 
 
-_SCAFFOLD = Path(__file__).parent.parent / "scaffold"
 #: The files of a project, each with its template. `{name}` is the name of its package.
 _PROJECT_FILES = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -186,17 +184,42 @@ _PROJECT_FILES = {
     "tests/test_tables.py": "test_tables.py.j2",
 }
 
+_ADD_TO_DEFINITIONS = """\
+{folder} declares a source and a table, with a test and sample data. Your definitions get them by
 
-_PROJECT_SAMPLE_DAYS = 14
+    from backfill_assets import build_defs
+    from {name}.tables import TABLES
+
+    tables = build_defs(
+        tables=TABLES, start="{start}", landing="data/landing", warehouse="data/warehouse"
+    )
+    defs = dg.Definitions.merge(tables, yours)
+
+Before the first run: backfill-assets jars; python -m {name}.sample data/landing"""
 
 
-@command("init shop")
+@command("init shop", "init --into shop/lake")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-def init(out: Output, directory: Path) -> Status:
+@click.option("--into", is_flag=True, help="DIRECTORY is a new folder in a package of yours.")
+def init(out: Output, directory: Path, into: bool) -> Status:
     """Write a project of your own: a source, a table, a test, sample data.
 
-    DIRECTORY is a new or an empty folder; its name is that of the project.
+    DIRECTORY is a new or an empty folder; its name is that of the project. With --into it gets the
+    declarations, their test and sample data alone: your project has the rest.
     """
+    if directory.exists() and any(directory.iterdir()):
+        remedy = f"; name a new folder in it, as {directory / 'lake'}" if into else ""
+        raise click.BadParameter(f"{directory} is not empty; nothing was written{remedy}")
+    # Not at the top: it imports Dagster and PySpark.
+    from backfill_assets.definitions import write_declarations, write_scaffold
+
+    if into:
+        try:
+            values = write_declarations(directory)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}; nothing was written") from error
+        out.print_text(_ADD_TO_DEFINITIONS.format(folder=directory, **values))
+        return Status.FINE
     name = directory.resolve().name.replace("-", "_")
     if not name.isidentifier():
         raise click.BadParameter(f"{directory.name} cannot name a Python package: use letters")
@@ -205,30 +228,8 @@ def init(out: Output, directory: Path) -> Status:
         raise click.BadParameter(
             f"Python has {name} already, and would import that: take another name, as {name}_tables"
         )
-    if directory.exists() and any(directory.iterdir()):
-        raise click.BadParameter(f"{directory} is not empty; nothing was written")
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    templates = Environment(
-        loader=FileSystemLoader(_SCAFFOLD),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    # The sample's days end yesterday: Dagster's plots start with the newest.
-    end = datetime.now(timezone.utc).date()
-    values = {
-        "name": name,
-        "requirement": _pip_requirement(),
-        "days": _PROJECT_SAMPLE_DAYS,
-        "start": end - timedelta(days=_PROJECT_SAMPLE_DAYS),
-        "last": end - timedelta(days=1),
-        "end": end,
-    }
-    for path, template in _PROJECT_FILES.items():
-        file = directory / path.format(name=name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(templates.get_template(template).render(values))
+    files = {path.format(name=name): template for path, template in _PROJECT_FILES.items()}
+    write_scaffold(directory, files, name=name, requirement=_pip_requirement())
     (directory / name / "__init__.py").write_text(f'"""The tables of {name}."""\n')
     out.print_text(f"{directory} is a project now. See it work: make -C {directory} demo")
     return Status.FINE

@@ -37,6 +37,7 @@ from backfill_assets_tests.benchmarks.bench_served import (
     measure_chunks,
     measure_one_day,
     measure_planned_backfills,
+    measure_stock,
 )
 from backfill_assets_tests.benchmarks.bench_skew import measure_skew
 from backfill_assets_tests.benchmarks.bench_state import measure_state
@@ -92,6 +93,7 @@ PARTS = {
     ),
     "files": Part(lambda w: measure_files(w.root, w.days, w.lines), 30, 100_000),
     "events": Part(lambda w: measure_events(w.root)),
+    "stock": Part(lambda w: measure_stock(w.root, w.days, w.lines), 31, 2_000),
     "load": Part(
         lambda w: measure_warm_loads(w.engine, w.root, w.days, w.lines, w.rounds),
         _LOAD_DAYS,

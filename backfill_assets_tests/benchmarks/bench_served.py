@@ -16,8 +16,13 @@ from dagster_graphql import DagsterGraphQLClient
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
+from backfill_assets_guide.examples import web_events
+from backfill_assets_guide.examples.host_project import definitions as host_project
+from backfill_assets_guide.examples.host_project.definitions import LAKE
+from backfill_assets_guide.examples.host_project.sample import write_visits
+from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.benchmarks.bench_backfills import day_range
 from backfill_assets_tests.benchmarks.bench_jobs import (
     run_plain_job,
@@ -26,6 +31,7 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
 )
 from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.deployment import ServedDeployment
+from backfill_assets_tests.helpers.paths import BIN
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
 
 
@@ -168,3 +174,65 @@ def measure_chunks(engine: Engine, root: Path, days: int, orders: int) -> None:
     note = f"{second_seconds:.1f} s : {own_seconds:.0f} s"
     what = f"{what}, nothing changed : first load"
     print_result(what, second_seconds / own_seconds, 0.08, note=note)
+
+
+class StockDeployment(ServedDeployment):
+    """Definitions as `dagster dev` serves them, on an instance without configuration."""
+
+    location = host_project.__name__
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        super().__init__(root, settings)
+        (self.home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        address = ("-h", "127.0.0.1", "-p", str(self.port))
+        self.command = (str(BIN / "dagster"), "dev", "-m", self.location, *address)
+
+
+def measure_stock(root: Path, days: int, lines: int) -> None:
+    """A load on Dagster as it comes, and on this package's options for one machine."""
+    tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
+    write_visits(root / "landing", days, lines)
+    for name, kind, prefix in (("ours", ServedDeployment, []), ("stock", StockDeployment, LAKE)):
+        settings = load_settings(
+            landing=str(root / "landing"),
+            warehouse=str(root / name / "warehouse"),
+            tables=f"{web_events.__name__}:TABLES",
+            start=host_project.FIRST_DAY,
+            end=host_project.FIRST_DAY + days * DAY,
+        )
+        deployment = kind(root / name, settings)
+        for variable in ("SPARK_MASTER", "SPARK_CONF"):  # those of the tests
+            del deployment.environment[f"BACKFILL_ASSETS_{variable}"]
+        try:
+            deployment.wait_for_daemons()
+            deployment.stop_rebuilding()
+            keys = [AssetKey([*prefix, table]) for table in tables]
+            for what in ("the first load", "the same again, nothing changed"):
+                _measure_run(deployment, keys, settings, f"{name}: {what}")
+        finally:
+            deployment.stop()
+
+
+def _measure_run(
+    deployment: ServedDeployment, keys: Sequence[AssetKey], settings: Settings, what: str
+) -> None:
+    """One run of all days, launched as the UI does: where its seconds went, and its events."""
+    client = DagsterGraphQLClient("127.0.0.1", port_number=deployment.port)
+    days = {"start": settings.start, "end": settings.end - DAY}
+    run_id = client.submit_job_execution(
+        "__ASSET_JOB",
+        repository_location_name=deployment.location,
+        tags={f"dagster/asset_partition_range_{end}": str(day) for end, day in days.items()},
+        asset_selection=keys,
+    )
+    with deployment.instance() as instance:
+        while not (run := instance.get_run_by_id(run_id)) or not run.is_finished:
+            time.sleep(0.5)
+        assert run.is_success, run_id
+        stats = instance.get_run_stats(run_id)
+        queued, ended = stats.enqueued_time or 0, stats.end_time or 0
+        before, within, after = run_phases(instance, run_id, queued, ended)
+        events = len(instance.all_logs(run_id))
+    note = f"before the steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s"
+    print_result(f"{what}, from the queue to the end", ended - queued, None, "s", note)
+    print_result(f"{what}, events", events)

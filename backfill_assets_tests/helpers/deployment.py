@@ -34,7 +34,13 @@ _STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
 
 
 class ServedDeployment:
-    """Started when it is asked for something, and again when it has ended."""
+    """Started when it is asked for something, and again when it has ended.
+
+    Attributes:
+        location: the name of the code location.
+    """
+
+    location = "backfill_assets.definitions"
 
     def __init__(
         self, root: Path, settings: Settings, *, per_run: int = 31, clock: Path | None = None
@@ -51,6 +57,7 @@ class ServedDeployment:
         self.home.mkdir(parents=True)
         shutil.copy(dagster_yaml(), self.home / "dagster.yaml")
         self.port = free_port()
+        self.command: tuple[str, ...] = (COMMAND, "ui", "--port", str(self.port))
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(self.home),
@@ -80,7 +87,7 @@ class ServedDeployment:
             return
         with (self.home / "deployment.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [COMMAND, "ui", "--port", str(self.port)],
+                self.command,
                 env=self.environment,
                 cwd=PROJECT,
                 stdout=log,
@@ -102,7 +109,7 @@ class ServedDeployment:
         sensor = {
             "sensorName": "touched_days",
             "repositoryName": "__repository__",
-            "repositoryLocationName": "backfill_assets.definitions",
+            "repositoryLocationName": self.location,
         }
         sensor_state = self.ask(_SENSOR, sensor=sensor)
         stopped = self.ask(_STOP, id=sensor_state["id"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from datetime import date, datetime, timedelta, timezone
 
+import dagster as dg
 import pytest
 import yaml
 
@@ -50,6 +52,42 @@ def test_the_instance_is_configured_as_ours(project):
     assert (project / "deployment/dagster.yaml").read_text() == (
         PROJECT / "dagster.yaml"
     ).read_text()
+
+
+def test_declarations_come_into_a_package_that_is_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "their_shop").mkdir()
+    (tmp_path / "their_shop/__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["init", "--into", "their_shop/lake"]) == 0
+    written = capsys.readouterr().out
+    names: dict = {"dg": dg, "yours": dg.Definitions(executor=dg.multiprocess_executor)}
+    # What is to be added to their definitions, as it is printed.
+    code = textwrap.dedent("\n".join(re.findall(r"^(?: {4}.*)?$", written, re.MULTILINE)))
+    exec(code, names)
+    graph = names["defs"].resolve_asset_graph()
+    assert dg.AssetKey("account_totals_7d") in graph.get_all_asset_keys()
+    assert {path.name for path in (tmp_path / "their_shop/lake").iterdir()} >= {
+        "sample.py",
+        "test_tables.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("their_shop", "name a new folder in it, as their_shop/lake"),
+        ("nobody/lake", "nobody is not in a package: no __init__.py there or above"),
+        ("their_shop/1st", "1st cannot name a Python package"),
+    ],
+)
+def test_declarations_go_into_packages_alone(folder, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "their_shop").mkdir()
+    (tmp_path / "their_shop/__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--into", folder]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "their_shop").iterdir()] == ["__init__.py"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ from backfill_assets_tests.ui.browser import open_chromium
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 LOCATION = "backfill_assets.definitions"
 STAGED_ON = ("stg_orders", "fact_daily_orders")
+#: In `backfill_assets_guide.examples.host_project`: the tables, and what reads them.
+HOST_TABLES = tuple(
+    f"lake/gold/{name}"
+    for name in ("raw_visits", "raw_visits_rejected", "stg_visits", "active_users_7d")
+)
+HOST_READERS = ("users_report", "clicks_per_user")
 #: The checks that look at a table as a whole, and not at a day.
 ABOUT_TABLES = ("days", "final_days", "one_code")
 #: Whatever a page shows comes within so many seconds, also beside somebody else's Spark.
@@ -103,7 +109,8 @@ class Server:
     def count_materialized(self, asset: str, backfill: str) -> int:
         """How many days of an asset a backfill has built so far."""
         runs = self.list_run_ids(backfill)
-        events = self.run_query(_MATERIALIZED, asset={"path": [asset]})["assetMaterializations"]
+        key = {"path": asset.split("/")}
+        events = self.run_query(_MATERIALIZED, asset=key)["assetMaterializations"]
         return len({event["partition"] for event in events if event["runId"] in runs})
 
     def run_statuses(self, job: str) -> dict[str, str]:
@@ -201,7 +208,7 @@ class Pages:
 
     def launch_backfill(self, assets: Sequence[str], days: Days, picture: str | None = None) -> str:
         """Launch a backfill from the asset graph; its id."""
-        self.open_page(f"/asset-groups~/{','.join(assets)}")
+        self.open_page(f"/asset-groups~/{quote(','.join(assets), safe=',')}")
         self.click_element(f"//button[contains(., 'Materialize selected ({len(assets)})')]")
         self.wait_for_text(f"Launch runs to materialize {len(assets)} assets")
         field = self.wait_for_element(
@@ -292,6 +299,20 @@ class Pages:
         undone = {"backfill": run[:8], "reason": "only a walk"}
         self.run_job("undo", {"put_back": {"config": undone}}, minutes)
 
+    def run_host_project(self, days: Days, minutes: float) -> str:
+        """A backfill of a project's tables and of what reads them; its id.
+
+        Raises:
+            WrongError: a reader was not materialized for each day.
+        """
+        assets = (*HOST_TABLES, *HOST_READERS)
+        backfill = self.launch_backfill(assets, days, "host-project-launch")
+        self.watch_backfill(backfill, assets, minutes, "host-project-backfill")
+        for asset in HOST_READERS:
+            if (count := self.server.count_materialized(asset, backfill)) != len(days):
+                raise WrongError(f"{backfill} built {count} days of {asset}, not {len(days)}.")
+        return backfill
+
     def picture_account(self, run: str, heading: str, picture: str) -> None:
         """A picture of a table in which a run of a job tells of its work."""
         self.open_page(f"/runs/{run}")
@@ -357,7 +378,7 @@ def verify_backfill(server: Server, backfill: str, assets: Sequence[str], days: 
     """
     runs, expected, checked = server.list_run_ids(backfill), Counter(days), 0
     for asset in assets:
-        key = {"path": [asset]}
+        key = {"path": asset.split("/")}
         events = server.run_query(_MATERIALIZED, asset=key)["assetMaterializations"]
         built = Counter(event["partition"] for event in events if event["runId"] in runs)
         if built != expected:
@@ -429,6 +450,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Days.parse,
         help="only the jobs: launch a backfill of these days, see it reconciled, and undo it",
     )
+    parser.add_argument(
+        "--host", type=Days.parse, help="only a backfill of the example `host_project` with dbt"
+    )
     parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
     options = parser.parse_args(arguments)
     options.shots.mkdir(parents=True, exist_ok=True)
@@ -449,6 +473,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 backfill = pages.launch_backfill(ALL, options.long)
                 pages.follow_backfill(backfill, options.long, options.minutes)
             print(verify_backfill(server, backfill, ALL, options.long))
+            return 0
+        if options.host:
+            with open_pages(server, options.shots) as pages:
+                backfill = pages.run_host_project(options.host, options.minutes)
+            print(verify_backfill(server, backfill, HOST_TABLES, options.host))
             return 0
         with open_pages(server, options.shots) as pages:
             whole = pages.launch_backfill(ALL, options.days, "launch-dialog")

@@ -8,26 +8,33 @@ from datetime import date
 from typing import Any
 
 import dagster as dg
-from deltalake import DeltaTable
+import pyarrow.dataset as ds
 
 from backfill_assets import build_defs, load_settings
+from backfill_assets_guide.examples.host_project.delta_tables import open_table
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 
 FIRST_DAY = date(2024, 1, 1)
+SETTINGS = load_settings(start=FIRST_DAY)
+#: The days of the tables: a run takes them together with assets that have the same.
+DAYS = dg.DailyPartitionsDefinition(
+    str(FIRST_DAY), str(SETTINGS.end) if SETTINGS.end else None, timezone=SETTINGS.timezone
+)
 #: What the keys of the tables begin with in Dagster.
 LAKE = ["lake", "gold"]
 
 
 @dg.asset(
     deps=[dg.AssetKey([*LAKE, active_users_7d.name])],
-    partitions_def=dg.DailyPartitionsDefinition(FIRST_DAY.isoformat()),
+    partitions_def=DAYS,
     automation_condition=dg.AutomationCondition.eager(),
     group_name="reports",
 )
 def users_report(context: dg.AssetExecutionContext) -> dict[str, Any]:
     """The figures of a day, which the project's own IO manager stores."""
-    table = DeltaTable(load_settings().table(active_users_7d.name))
-    rows = table.to_pyarrow_table([("run_date", "=", context.partition_key)]).to_pylist()
+    table = open_table(SETTINGS.table(active_users_7d.name))
+    day = date.fromisoformat(context.partition_key)
+    rows = table.to_table(filter=ds.field("run_date") == day).to_pylist()
     return {name: rows[0][name] if rows else 0 for name in ("users", "visits", "clicks")}
 
 
