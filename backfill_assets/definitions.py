@@ -80,7 +80,7 @@ def build_defs(
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(deployment, clock)
     assets = _build_assets(deployment, clock().astimezone(settings.zone).date(), translation)
-    refuse_mixed_grains(assets, deployment.tables)
+    refuse_mixed_grains(assets, deployment)
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
     target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
     return dg.Definitions(
@@ -90,8 +90,10 @@ def build_defs(
         schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            IO_MANAGER_KEY: fixed_resource(_io_manager(deployment, engine)),
-            ENGINE_KEY: fixed_resource(engine),
+            deployment.resource_key(IO_MANAGER_KEY): fixed_resource(
+                _io_manager(deployment, engine)
+            ),
+            deployment.resource_key(ENGINE_KEY): fixed_resource(engine),
             **(resources or {}),
         },
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backfill_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import dagster as dg
+    from pyspark.sql import SparkSession
 
     from backfill_assets.calendar.late_data import Policy
     from backfill_assets.tables.code_version import Code
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from backfill_assets.tables.table import Table
     from backfill_assets.tables.unpartitioned import Lookup
 
-#: Keys of the resources that read and publish the tables, and that start Spark sessions. They name
-#: this package: the definitions may be merged with those of a project that has an `io_manager`.
+#: Keys of the resources that read and publish the tables, and that start Spark sessions; see
+#: `Deployment.resource_key`. They name this package: the definitions may be merged with those of a
+#: project that has an `io_manager`.
 IO_MANAGER_KEY, ENGINE_KEY = "backfill_assets_io_manager", "backfill_assets_engine"
 
 
@@ -95,11 +97,46 @@ class Deployment:
 
         return collect_lookups(self.tables, self.settings.tables)
 
+    @property
+    def _key_parts(self) -> list[str]:
+        return [*filter(None, (self.settings.key_prefix or "").split("/"))]
+
     def asset_key(self, name: str) -> dg.AssetKey:
         """Dagster's key of a table or page; its last part is the name."""
         import dagster as dg
 
-        return dg.AssetKey([*filter(None, (self.settings.key_prefix or "").split("/")), name])
+        return dg.AssetKey([*self._key_parts, name])
+
+    def asset_names(self, keys: Iterable[dg.AssetKey]) -> list[str]:
+        """The names of those assets that have the prefix; another deployment may have the same."""
+        return [key.path[-1] for key in keys if key.path[:-1] == self._key_parts]
+
+    def automation_name(self, name: str) -> str:
+        """Dagster's name of a job, op, schedule or sensor: with the prefix, too."""
+        return "_".join([*self._key_parts, name])
+
+    def job_of_run(self, run: dg.DagsterRun) -> str:
+        """The job of a run without the prefix; empty if it is no job of the deployment."""
+        prefix = self.automation_name("")
+        return run.job_name.removeprefix(prefix) if run.job_name.startswith(prefix) else ""
+
+    def owns_run(self, run: dg.DagsterRun) -> bool:
+        """Whether a run has a job or assets of the deployment; without a prefix, any run."""
+        return not self._key_parts or bool(
+            self.asset_names(run.asset_selection or ()) or self.job_of_run(run)
+        )
+
+    def resource_key(self, key: str) -> str:
+        """Dagster's key of a resource; the prefix comes last, as a key is a Python identifier."""
+        return "_".join([key, *self._key_parts])
+
+    def io_manager(self, resources: Any) -> Any:
+        """The IO manager of the tables, of the resources of a run."""
+        return getattr(resources, self.resource_key(IO_MANAGER_KEY))
+
+    def spark_session(self, resources: Any) -> SparkSession:
+        """The Spark session of the resources of a run."""
+        return getattr(resources, self.resource_key(ENGINE_KEY)).spark_session
 
     def asset_path(self, name: str = "") -> str:
         """The path of a table or page in Dagster's UI; without a name, of what all are under."""

@@ -134,7 +134,8 @@ class Settings(BaseSettings):
             one name besides those of the machine that it answers to.
         location: the name of Dagster's code location, by which Dagster keeps its history.
         key_prefix: what Dagster's asset keys begin with, with slashes between the parts, as
-            `lake/gold`; the tables themselves keep their names.
+            `lake/gold`; the names of jobs, ops, schedules, sensors and resources have it, too. The
+            tables themselves keep their names.
         owners: of all assets in Dagster's UI, with commas between them: teams as `team:data`,
             people by e-mail address.
         ui_passwords: the file of those who may use the UI; none asks nobody.
@@ -182,7 +183,7 @@ class Settings(BaseSettings):
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
-    key_prefix: str | None = Field(default=None, pattern=r"^(\w+(/\w+)*)?$")
+    key_prefix: str | None = Field(default=None, pattern=r"^([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?$")
     owners: str | None = None
     ui_passwords: Path | None = None
     spark_master: str = "local[*]"

@@ -194,7 +194,7 @@ def test_a_launch_without_a_plan_is_where_dagster_says(dagster_status):
         assert find_backfill(instance, "byhand12").status is BackfillStatus.NOT_LAUNCHED
         save_launch(instance, "byhand12", {FACT.name: ["2024-01-01"]}, status=dagster_status)
         backfill = find_backfill(instance, "byhand12")
-        waiting = tables_in_progress(instance, [FACT.name])
+        waiting = tables_in_progress(instance, DEPLOYMENT)
     assert (backfill.state, backfill.plan, len(backfill.launches)) == (None, None, 1)
     assert bool(waiting) is (dagster_status in active), "its tables wait until it has ended"
     if dagster_status in active:

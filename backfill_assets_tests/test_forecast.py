@@ -397,7 +397,7 @@ def store_run(
     run = create_run_for_test(
         instance,
         job_name=job,
-        asset_selection=frozenset(dg.AssetKey(["warehouse", name]) for name in tables) or None,
+        asset_selection=frozenset(DEPLOYMENT.asset_key(name) for name in tables) or None,
         tags={
             "dagster/asset_partition_range_start": str(first),
             "dagster/asset_partition_range_end": str(last),

@@ -285,7 +285,7 @@ def test_old_plans(instance, monkeypatch):
     store.set_cursor_values({f"backfill_assets/plan/{name}": "a plan" for name in plans})
     with monkeypatch.context() as patched:
         patched.setattr(state_store, "load", lambda _, name: plans[name][0])
-        forgotten = state_store.delete_older(instance, 100)
+        forgotten = state_store.delete_older(Deployment(load_settings()), instance, 100)
     assert sorted(forgotten) == sorted(name for name, (_, gone) in plans.items() if gone)
     assert {*state_store.list_ids(instance)} == plans.keys() - {*forgotten}
     for name in forgotten:

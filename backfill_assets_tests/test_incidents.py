@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.monitoring.alerts import Incident
-from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.incidents import find_incidents, table_incidents
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState
 from backfill_assets.orders.tables import (
     CORRECTIONS,
@@ -401,3 +401,37 @@ def test_days_that_are_not_over_were_loaded_by_another_clock(today, ahead):
         [("published before it was over", RAW.name)] if ahead else []
     )
     assert all(f"[{ahead}" in incident.detail for incident in result)
+
+
+GOLD, SILVER = ("lake/gold", "sensor touched_days"), ("", "schedule nightly")
+BY_PERSON = ("other", "person")
+
+
+@pytest.mark.parametrize(
+    ("commits", "told"),
+    [
+        ([(0, GOLD), (1, SILVER), (2, GOLD)], True),
+        ([(0, SILVER), (1, GOLD), (2, SILVER), (3, SILVER)], True),
+        ([(0, SILVER), (1, SILVER), (2, GOLD), (3, GOLD)], False),  # the prefix was changed
+        ([(0, GOLD), (1, SILVER), (2, GOLD), (9, GOLD)], False),  # that was a week ago
+        ([(0, GOLD), (1, BY_PERSON), (2, GOLD)], False),
+        ([(0, GOLD), (1, GOLD)], False),
+        ([], False),
+    ],
+)
+def test_two_deployments_that_write_a_table_in_turns_are_told(commits, told):
+    began = datetime(2024, 1, 9, tzinfo=timezone.utc)
+    made = [
+        msgspec.structs.replace(
+            record(version, days(1), launched_by=launched_by),
+            at=began + timedelta(days=n),
+            key_prefix=prefix,
+        )
+        for version, (n, (prefix, launched_by)) in enumerate(commits)
+    ]
+    incidents = [*table_incidents(ledger(FACT, *made), [])]
+    assert [incident.key for incident in incidents] == [
+        ("two deployments write it", FACT.name, "")
+    ] * told
+    if told:
+        assert "by key prefix: '', 'lake/gold'. " in incidents[0].detail

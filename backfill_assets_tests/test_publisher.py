@@ -90,7 +90,13 @@ RUN = {
 
 def make_publisher(**fields: Any) -> DeltaIOManager:
     code = {name: fields.pop(name) for name in ("commit", "dirty") if name in fields}
-    settings = {"warehouse": "/warehouse", "digest": "config of all", "undo_days": 2, **fields}
+    settings = {
+        "warehouse": "/warehouse",
+        "digest": "config of all",
+        "undo_days": 2,
+        "key_prefix": None,
+        **fields,
+    }
     deployment = SimpleNamespace(
         settings=SimpleNamespace(**settings),
         code=Code("release", tables=dict.fromkeys(DIGESTS, "code"), **code),
@@ -281,6 +287,11 @@ def test_a_commit_says_by_whom_why_and_by_which_code():
         "git_commit": "0123abc",
         "git_dirty": True,
     }
+
+
+def test_a_commit_says_which_deployment_made_it():
+    record = make_publisher(key_prefix="lake/gold").run_metadata(FACT, "r1", {})
+    assert (record["key_prefix"], record["asset"]) == ("lake/gold", FACT.name)
 
 
 def test_a_table_that_is_not_declared_has_the_code_and_settings_of_all():

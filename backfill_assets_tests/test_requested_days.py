@@ -17,13 +17,15 @@ from backfill_assets.backfills.state_store import find_backfill
 from backfill_assets.dagster_ext.internals import BulkActionStatus, PartitionBackfill
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ACCEPTED_CODE
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.command_line import save_launch, save_plan
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import day
 from backfill_assets_tests.helpers.postgres import instance_in
 
-NOW = datetime.now(timezone.utc)
+NOW, DEPLOYMENT = datetime.now(timezone.utc), Deployment(load_settings())
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def report_materialization(instance, run_id, table, n):
 
 
 def find_requested(instance, name, *filled: Ledger) -> RequestedDays:
-    return requested_days(instance, ledgers(*filled), find_backfill(instance, name))
+    return requested_days(DEPLOYMENT, instance, ledgers(*filled), find_backfill(instance, name))
 
 
 def test_a_run_that_was_lost(instance):

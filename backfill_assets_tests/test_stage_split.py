@@ -20,6 +20,8 @@ from backfill_assets.backfills.forecast import (
     past_runs,
 )
 from backfill_assets.calendar.partitions import DAY, Grain, Window
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.pipeline import START
 
 
@@ -171,4 +173,6 @@ def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expect
     run = Mock(tags=tags, asset_selection=selection, job_name=grain.name.lower())
     records = [Mock(dagster_run=run, start_time=1.0, end_time=5.0)]
     instance = Mock(get_run_records=lambda *_, **__: records)
-    assert past_runs(instance, Mock(tables={"totals": Mock(grain=grain)})) == [(expected, 4.0)]
+    deployment = Deployment(load_settings())
+    deployment.__dict__["graph"] = Mock(tables={"totals": Mock(grain=grain)})
+    assert past_runs(instance, deployment) == [(expected, 4.0)]

@@ -21,8 +21,12 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import ENGINE_KEY, Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import closing_tags
+from backfill_assets.settings import PREFIX
 from backfill_assets.staleness.unloaded import AFTER_CLOSING, refuse_closing
 from backfill_assets.tables.code_version import Code
+
+#: For so long after its last tick, a sensor of another code location counts as running.
+_TWIN_SECONDS = 60.0
 
 
 class BackfillConfig(dg.Config):
@@ -99,7 +103,9 @@ def create_plan(
         deployment, graph, instance, request, code, id_ or internals.make_new_backfill_id()
     )
     plan = add_sampled_skews(deployment, plan)
-    state_store.save(instance, BackfillState(plan=plan, made=time.time()))
+    key_prefix = deployment.settings.key_prefix or ""
+    state = BackfillState(plan=plan, made=time.time(), key_prefix=key_prefix)
+    state_store.save(instance, state)
     return plan
 
 
@@ -119,6 +125,12 @@ def launch_plan(
     """
     stages.refuse_without_daemons(instance)
     backfill_state = state_store.load(instance, id_)
+    if not state_store.own_ids(deployment, instance, [id_]):
+        raise BackfillRefusedError(
+            f"backfill {id_} is not launched: it was planned under the key prefix "
+            f"{backfill_state.key_prefix!r}, and this deployment has "
+            f"{deployment.settings.key_prefix or ''!r}. Launch it there, or make a new plan."
+        )
     refuse_invalid_request(deployment, backfill_state.plan.parameters)
     if backfill_state.stage and not backfill_state.complete:
         stage, _ = backfill_state.plan.stages[backfill_state.stage]
@@ -150,7 +162,7 @@ def _plan_metadata(plan: backfill_plan.BackfillPlan) -> dict[str, Any]:
 def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `plan_backfill`, which saves a plan in Dagster's storage and runs nothing."""
 
-    @dg.op(out=dg.Out(dg.Nothing))
+    @dg.op(name=deployment.automation_name("plan_days"), out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
             plan = create_plan(deployment, graph, context.instance, code, config.to_request())
@@ -160,7 +172,7 @@ def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg
 
     return one_op_job(
         plan_days,
-        "plan_backfill",
+        deployment.automation_name("plan_backfill"),
         "Says what a backfill would do, and keeps that as a plan. Nothing is computed.",
     )
 
@@ -182,7 +194,7 @@ def _is_launched_by(
 def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `backfill`, which launches one stage; the sensor launches the next ones."""
 
-    @dg.op(out=dg.Out(dg.Nothing))
+    @dg.op(name=deployment.automation_name("launch_stages"), out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             first_run = first_attempt(context.instance, context.run)
@@ -208,7 +220,7 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
 
     return one_op_job(
         launch_stages,
-        "backfill",
+        deployment.automation_name("backfill"),
         "Launches a plan, or days, in stages: a pilot, then the rest or chunk by chunk, each "
         "reconciled before the next. The days are built by Dagster's own backfills.",
     )
@@ -217,9 +229,13 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
 def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `reconcile`, which a person launches, or the stage sensor after each stage."""
 
-    @dg.op(required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("compare_days"),
+        required_resource_keys={deployment.resource_key(ENGINE_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
-        spark = context.resources.backfill_assets_engine.spark_session
+        spark = deployment.spark_session(context.resources)
         result = reconcile.reconcile_backfill(deployment, context.instance, spark, config.backfill)
         report = reconcile.reconcile_report(result)
         names = [table_diff.table.name for table_diff in result.reports]
@@ -241,7 +257,7 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
 
     return one_op_job(
         compare_days,
-        stages.RECONCILE_JOB,
+        deployment.automation_name(stages.RECONCILE_JOB),
         "Compares what a backfill published with what was there before, and with its plan; fails "
         "if anything is missing or does not add up.",
     )
@@ -250,7 +266,7 @@ def _build_reconcile_job(deployment: Deployment) -> dg.JobDefinition:
 def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinition:
     """Build the job `close`, which launches the load of arrival days without a folder."""
 
-    @dg.op(out=dg.Out(dg.Nothing))
+    @dg.op(name=deployment.automation_name("close_days"), out=dg.Out(dg.Nothing))
     def close_days(context: dg.OpExecutionContext, config: CloseConfig) -> None:
         id_ = first_attempt(context.instance, context.run).run_id[:8]
         try:
@@ -276,7 +292,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
 
     return one_op_job(
         close_days,
-        "close",
+        deployment.automation_name("close"),
         "Says that nothing will come for arrival days of a source: they are loaded as empty days, "
         "and no window waits for their folders any more. Or waits for them again.",
     )
@@ -288,6 +304,7 @@ def _build_stage_sensor(
     """Build the sensor that advances planned backfills; the job reconciles their stages."""
 
     @dg.sensor(
+        name=deployment.automation_name("planned_backfills"),
         job_name=reconcile_job.name,
         minimum_interval_seconds=4,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -295,8 +312,17 @@ def _build_stage_sensor(
         "ended, and launches the next if it passed.",
     )
     def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        messages, requests = [], []
-        for id_ in state_store.active_ids(context.instance):
+        messages, requests, op = [], [], deployment.automation_name("compare_days")
+        active_ids = state_store.active_ids(context.instance)
+        own_ids = state_store.own_ids(deployment, context.instance, active_ids)
+        if own_ids and (locations := internals.other_locations(context, _TWIN_SECONDS)):
+            raise BackfillRefusedError(
+                f"the code location(s) {', '.join(locations)} have the sensor "
+                f"{context.sensor_name} as well: whose plans they are is not known, and none goes "
+                "on. Give each deployment on this instance a key_prefix of its own "
+                f"({PREFIX}KEY_PREFIX), or turn the sensor off in the others."
+            )
+        for id_ in own_ids:
             try:
                 backfill_state = state_store.load(context.instance, id_)
             except BackfillRefusedError as error:  # this backfill stops, the others continue
@@ -310,7 +336,7 @@ def _build_stage_sensor(
             if name := action.stage_to_reconcile:
                 request = dg.RunRequest(
                     run_key=name,
-                    run_config={"ops": {"compare_days": {"config": {"backfill": name}}}},
+                    run_config={"ops": {op: {"config": {"backfill": name}}}},
                     tags={RECONCILES_TAG: name, "dagster/priority": "1"},
                 )
                 requests.append(request)

@@ -341,14 +341,16 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
             loader = RawLoader(
                 deployment,
                 source,
-                context.resources.backfill_assets_io_manager,
+                deployment.io_manager(context.resources),
                 cache,
                 frozenset(name.strip() for name in accepted) - {""},
                 close,
                 reopen,
             )
             yield from yield_outputs(
-                context, [(table, partial(loader.compute, table)) for table in tables]
+                deployment,
+                context,
+                [(table, partial(loader.compute, table)) for table in tables],
             )
 
     return read_source

@@ -78,7 +78,7 @@ def report_long_range(partitions_per_run: int) -> None:
         )
 
 
-def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[str, Table]) -> None:
+def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], deployment: Deployment) -> None:
     """Raise if Dagster's command is given tables of several grains, which it has no run for.
 
     Raises:
@@ -91,7 +91,8 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[s
         keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(assets)
     except dg.DagsterError:  # it reports that itself
         return
-    grains = {tables[name].grain for key in keys if (name := key.path[-1]) in tables}
+    tables = deployment.tables
+    grains = {tables[name].grain for name in deployment.asset_names(keys) if name in tables}
     if len(grains) > 1:
         days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
         tags = [f"tag:{GRAIN_TAG}={grain.job_name}" for grain in Grain if grain in grains]
@@ -131,7 +132,7 @@ def delta_assets(
     """
     partitions_def = tables[0].grain.partitions_def(deployment.settings)
     return dg.multi_asset(
-        name=name,
+        name=deployment.automation_name(name),
         outs={table.name: _asset_out(deployment, table, group, lineage) for table in tables},
         ins={
             name: asset_in
@@ -147,7 +148,8 @@ def delta_assets(
         # Only if there are several tables: a check cannot run alone, as it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,
-        required_resource_keys={IO_MANAGER_KEY},  # it knows the published days
+        # It knows the published days.
+        required_resource_keys={deployment.resource_key(IO_MANAGER_KEY)},
     )
 
 
@@ -188,7 +190,7 @@ def _asset_out(
     return dg.AssetOut(
         key=deployment.asset_key(table.name),
         is_required=False,
-        io_manager_key=IO_MANAGER_KEY,
+        io_manager_key=deployment.resource_key(IO_MANAGER_KEY),
         description=table.model.__doc__,
         metadata=metadata,
         group_name=group,
@@ -209,6 +211,7 @@ def _require_partitions(context: dg.AssetExecutionContext) -> None:
 
 
 def yield_outputs(
+    deployment: Deployment,
     context: dg.AssetExecutionContext,
     steps: Sequence[tuple[Table, Callable[[RunRequest], Iterator[Candidate]]]],
 ) -> Iterator[dg.Output]:
@@ -231,13 +234,13 @@ def yield_outputs(
     except ValueError as error:
         raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
     selected_outputs = context.op_execution_context.selected_output_names
-    publisher: Publisher = context.resources.backfill_assets_io_manager
+    publisher: Publisher = deployment.io_manager(context.resources)
     for table, compute in steps:
         if table.name not in selected_outputs:
             continue
         request = publisher.request_for_run(table, context.run.run_id, context.run.tags, window)
         yield dg.Output(compute(request), output_name=table.name, metadata={EVENTS_ARE_OURS: True})
-        asset_name = publisher.deployment.asset_key(table.name).to_python_identifier()
+        asset_name = deployment.asset_key(table.name).to_python_identifier()
         for check in table.check_descriptions:
             output_name = f"{asset_name}_{check}"
             if output_name in selected_outputs:
@@ -332,18 +335,18 @@ def table_asset(
             services.create_answer_tables(lookups)
         for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
-        publisher: Publisher = context.resources.backfill_assets_io_manager
+        publisher: Publisher = deployment.io_manager(context.resources)
         input_keys = map(deployment.asset_key, inputs)
         publisher.note_failures_of_run(context.instance, context.run, input_keys)
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,
             services=services,
-            run_tables={key.path[-1] for key in selected_keys},
+            run_tables={*deployment.asset_names(selected_keys)},
             share=partial(publisher.shared_frames.share, context.run.run_id),
         )
         step = _TableStep(deployment, table, compute_days, publisher, inputs, provide_inputs)
-        yield from yield_outputs(context, [(table, step.compute)])
+        yield from yield_outputs(deployment, context, [(table, step.compute)])
 
     return asset
 

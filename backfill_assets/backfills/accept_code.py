@@ -180,7 +180,11 @@ def spread_evenly(days: Sequence[date], count: int) -> list[date]:
 
 
 def repin_plans(
-    instance: dg.DagsterInstance, ledgers: Ledgers, accepted: Sequence[AcceptedCode], code: Code
+    deployment: Deployment,
+    instance: dg.DagsterInstance,
+    ledgers: Ledgers,
+    accepted: Sequence[AcceptedCode],
+    code: Code,
 ) -> list[str]:
     """Pin plans to the present code if their code was accepted; returns their ids.
 
@@ -189,7 +193,7 @@ def repin_plans(
     """
     versions_by_table = {result.table: result.versions for result in accepted}
     repinned = []
-    for id_ in state_store.list_ids(instance):
+    for id_ in state_store.own_ids(deployment, instance, state_store.list_ids(instance)):
         try:
             backfill_state = state_store.load(instance, id_)
         except state_store.BackfillRefusedError:

@@ -103,7 +103,8 @@ def past_runs(instance: dg.DagsterInstance, deployment: Deployment) -> list[tupl
     successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
     runs = []
     for record in instance.get_run_records(successful, limit=_PAST_RUNS):
-        days = _count_days(record.dagster_run, deployment)
+        run = record.dagster_run
+        days = _count_days(run, deployment) if deployment.owns_run(run) else 0
         if days and record.start_time and record.end_time:
             runs.append((days, record.end_time - record.start_time))
     return runs
@@ -113,9 +114,9 @@ def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     """The days that the partitions of a run have: of a month, all of its days."""
     partitions = days_of_run(run.tags) or ()
     tables = deployment.tables
-    names = [key.path[-1] for key in run.asset_selection or ()]
+    names = deployment.asset_names(run.asset_selection or ())
     # Dagster runs tables of one grain together; a run of a whole job names none.
-    job_grain = None if names else Grain.of_job(run.job_name)
+    job_grain = None if names else Grain.of_job(deployment.job_of_run(run))
     grain = job_grain or next((tables[name].grain for name in names if name in tables), Grain.DAILY)
     return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 

@@ -16,6 +16,7 @@ from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, desc
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
 _PROGRAM = "backfill-assets"
@@ -92,7 +93,9 @@ class BackfillHistory:
     plan_error: str = ""
 
 
-def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
+def read_history(
+    deployment: Deployment, instance: dg.DagsterInstance, ledgers: Ledgers, name: str
+) -> BackfillHistory:
     """The history of a backfill, a stage or a run; `name` as in `changes.is_commit_of`."""
     backfill = state_store.find_backfill(instance, name)
     plan, outcome, results = None, "", list[tuple[str, str, str]]()
@@ -105,9 +108,9 @@ def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> B
         results = [*compare_with_plan(plan, ledgers)]
         reason = plan.parameters.reason
     else:
-        events = [*_run_events(instance, find_runs(instance, ledgers, backfill))]
+        events = [*_run_events(deployment, instance, find_runs(instance, ledgers, backfill))]
         reason = "; ".join(sorted({r.reason for r in own_commits(ledgers, name) if r.reason}))
-    events += _job_events(instance, name)
+    events += _job_events(deployment, instance, name)
     return BackfillHistory(
         name,
         reason,
@@ -198,7 +201,7 @@ def _failed_run_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> His
 
 
 def _run_events(
-    instance: dg.DagsterInstance, runs: Iterable[dg.RunRecord]
+    deployment: Deployment, instance: dg.DagsterInstance, runs: Iterable[dg.RunRecord]
 ) -> Iterator[HistoryEvent]:
     """Runs of a backfill without a plan, or the one run."""
     for record in runs:
@@ -209,10 +212,10 @@ def _run_events(
         yield HistoryEvent(
             _start_time(record),
             action,
-            _run_command(run),
+            _run_command(deployment, run),
             outcome,
             run_seconds(record),
-            is_build=run.job_name not in _JOBS,
+            is_build=deployment.job_of_run(run) not in _JOBS,
         )
 
 
@@ -225,9 +228,9 @@ def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, ba
     return run.status.value.lower()
 
 
-def _run_command(run: dg.DagsterRun) -> str:
+def _run_command(deployment: Deployment, run: dg.DagsterRun) -> str:
     """The command that starts an equivalent run; empty if there is none."""
-    if job := _JOBS.get(run.job_name):
+    if job := _JOBS.get(deployment.job_of_run(run)):
         return job.command(run)
     days, selected = days_of_run(run.tags), run.asset_selection
     if days is None or not selected:
@@ -242,8 +245,7 @@ class _Job:
     """A job about a backfill that its config names.
 
     Attributes:
-        name: of the job, and of the command that starts an equivalent run.
-        op: of the job, as in `assets.backfill_jobs`.
+        name: of the job, without a prefix, and of the command that starts an equivalent run.
         action: of its runs, with the backfill and the run.
         good: the outcome of a run that succeeded.
         bad: the outcome of a run that failed, before its message.
@@ -251,16 +253,15 @@ class _Job:
     """
 
     name: str
-    op: str
     action: str
     good: str
     bad: str
     options: Mapping[str, str]
 
     def config(self, run: dg.DagsterRun) -> Mapping[str, Any]:
-        """Return the config of the op."""
-        config: Any = run.run_config
-        for key in ("ops", self.op, "config"):
+        """Return the config of the job's only op."""
+        config: Any = run.run_config.get("ops")
+        for key in (*(config or ()), "config"):
             config = config.get(key, {}) if isinstance(config, Mapping) else {}
         return config
 
@@ -281,10 +282,9 @@ class _Job:
 _JOBS = {
     job.name: job
     for job in (
-        _Job(RECONCILE_JOB, "compare_days", "reconciliation of {}", "passed", "did not pass", {}),
+        _Job(RECONCILE_JOB, "reconciliation of {}", "passed", "did not pass", {}),
         _Job(
             "undo",
-            "put_back",
             "undo by run {1}",
             "put back",
             "refused",
@@ -294,10 +294,13 @@ _JOBS = {
 }
 
 
-def _job_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
+def _job_events(
+    deployment: Deployment, instance: dg.DagsterInstance, name: str
+) -> Iterator[HistoryEvent]:
     """The reconciliations and undos of the backfill, of its stages, or of the run by short id."""
     for job in _JOBS.values():
-        for record in instance.get_run_records(dg.RunsFilter(job_name=job.name), limit=_MOST_RUNS):
+        of_job = dg.RunsFilter(job_name=deployment.automation_name(job.name))
+        for record in instance.get_run_records(of_job, limit=_MOST_RUNS):
             run = record.dagster_run
             backfill = str(job.config(run).get("backfill", ""))
             if (

@@ -65,7 +65,7 @@ class RequestedDays:
 
 
 def requested_days(
-    instance: dg.DagsterInstance, ledgers: Ledgers, backfill: Backfill
+    deployment: Deployment, instance: dg.DagsterInstance, ledgers: Ledgers, backfill: Backfill
 ) -> RequestedDays:
     """The requested days of a backfill, and which of them were not published.
 
@@ -81,11 +81,12 @@ def requested_days(
     planned_at = (backfill.state.made if backfill.state else 0) or _NEVER
     start = min(times, default=planned_at)
     dagster_runs = [run.dagster_run for run in runs]
-    days = _days_by_table(backfill.launches, dagster_runs, ledgers)
+    days = _days_by_table(deployment, backfill.launches, dagster_runs, ledgers)
     for table, forecast in backfill.plan.tables.items() if backfill.plan else ():
         days.setdefault(table, set()).update(forecast.days_to_compute)
     success = internals.BulkActionStatus.COMPLETED_SUCCESS
     successful_days = _days_by_table(
+        deployment,
         [launch for launch in backfill.launches if launch.status is success],
         [run for run in dagster_runs if run.status is dg.DagsterRunStatus.SUCCESS],
         ledgers,
@@ -103,7 +104,7 @@ def requested_days(
         }
         published_before |= {(table, day) for day in missing & unfailed}
     if published_before:
-        for key in published_before & _days_reported(instance, dagster_runs, ledgers):
+        for key in published_before & _days_reported(deployment, instance, dagster_runs):
             del unpublished[key]
     last_run = max(runs, key=lambda run: run.create_timestamp, default=None)
     tags = last_run.dagster_run.tags if last_run else {}
@@ -126,6 +127,7 @@ def find_runs(
 
 
 def _days_by_table(
+    deployment: Deployment,
     launches: Iterable[internals.PartitionBackfill],
     runs: Iterable[dg.DagsterRun],
     ledgers: Ledgers,
@@ -133,20 +135,19 @@ def _days_by_table(
     """The days of the runs, and of the launches, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
-        for table, day in _days_of_run(run, ledgers):
+        for table, day in _days_of_run(deployment, run, ledgers):
             days[table].add(day)
     for launch in launches:
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
         for key, subset in subsets.items():
-            if key.path[-1] in ledgers:
-                partition_days = map(date.fromisoformat, subset.get_partition_keys())
-                days[key.path[-1]].update(partition_days)
+            for name in ledgers.keys() & deployment.asset_names([key]):
+                days[name].update(map(date.fromisoformat, subset.get_partition_keys()))
     return days
 
 
 def _days_reported(
-    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], tables: Collection[str]
+    deployment: Deployment, instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]
 ) -> set[tuple[str, date]]:
     """The days of the tables that runs which did not succeed published, or found as published.
 
@@ -154,24 +155,27 @@ def _days_reported(
     hold, or with a file that it does not accept.
     """
     return {
-        (key.path[-1], date.fromisoformat(event.partition))
+        (name, date.fromisoformat(event.partition))
         for run in runs
         if run.status is not dg.DagsterRunStatus.SUCCESS
         for entry in instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
         )
-        if (key := (event := entry.get_dagster_event()).asset_key)
-        and event.partition
-        and key.path[-1] in tables
+        if (key := (event := entry.get_dagster_event()).asset_key) and event.partition
+        for name in deployment.tables.keys() & deployment.asset_names([key])
     }
 
 
-def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
+def _days_of_run(
+    deployment: Deployment, run: dg.DagsterRun, ledgers: Ledgers
+) -> Iterator[tuple[str, date]]:
     """The days of tables that a run was asked for; of a whole job, those of its grain."""
-    window, job_grain = days_of_run(run.tags), Grain.of_job(run.job_name)
-    selected = {key.path[-1] for key in run.asset_selection or ()} or {
-        name for name, ledger in ledgers.items() if job_grain in (None, ledger.table.grain)
-    }
+    window, job_grain = days_of_run(run.tags), Grain.of_job(deployment.job_of_run(run))
+    selected = {*deployment.asset_names(run.asset_selection or ())}
+    if not run.asset_selection:
+        selected = {
+            name for name, ledger in ledgers.items() if job_grain in (None, ledger.table.grain)
+        }
     for table in ledgers.keys() & selected if window else ():
         for day in ledgers[table].table.grain.partitions_of(window or ()):
             yield table, day
@@ -396,7 +400,7 @@ def reconcile_backfill(
     """
     ledgers = read_ledgers(deployment)
     backfill = find_backfill(instance, name)
-    requested = requested_days(instance, ledgers, backfill)
+    requested = requested_days(deployment, instance, ledgers, backfill)
     changes = changed_days_by_table(ledgers, name)
     reports = [
         diff_table(

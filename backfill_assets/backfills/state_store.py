@@ -1,7 +1,8 @@
 """Backfills: the stored state of planned ones, their launches in Dagster, and where each is."""
 
 import enum
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan
 from backfill_assets.dagster_ext import internals
+from backfill_assets.deployment import Deployment
 
 #: Key of a plan in Dagster's storage.
 _PLAN_KEY = "backfill_assets/plan/{}"
@@ -42,6 +44,7 @@ class BackfillState(BaseModel):
         made: time of planning, in seconds since 1970; 0 if not recorded.
         began: time of launch, in seconds since 1970.
         took: seconds from launch to end.
+        key_prefix: of the deployment; empty if it has none.
     """
 
     plan: BackfillPlan
@@ -52,6 +55,7 @@ class BackfillState(BaseModel):
     made: float = 0
     began: float = 0
     took: float = 0
+    key_prefix: str = ""
 
     @model_validator(mode="after")
     def _check_stage_exists(self) -> Self:
@@ -78,6 +82,22 @@ def save(instance: dg.DagsterInstance, state: BackfillState) -> None:
 def list_ids(instance: dg.DagsterInstance) -> list[str]:
     """The ids of all stored plans, oldest first."""
     return list(instance.get_dynamic_partitions(_PLAN_IDS))
+
+
+def own_ids(deployment: Deployment, instance: dg.DagsterInstance, ids: Iterable[str]) -> list[str]:
+    """Those of the stored plans that the deployment made; others on the instance have theirs."""
+    keys = {_PLAN_KEY.format(id_): id_ for id_ in ids}
+    texts = _cursor_storage(instance).get_cursor_values({*keys})
+    prefix = deployment.settings.key_prefix or ""
+    return [id_ for key, id_ in keys.items() if _key_prefix_of(texts.get(key, "")) == prefix]
+
+
+def _key_prefix_of(text: str) -> str:
+    """The key prefix of a stored plan; empty if another release stored it in another format."""
+    try:
+        return json.loads(text).get("key_prefix", "")
+    except (ValueError, AttributeError):
+        return ""
 
 
 def load(instance: dg.DagsterInstance, id_: str) -> BackfillState:
@@ -124,7 +144,7 @@ def active_launches(instance: dg.DagsterInstance) -> Sequence[internals.Partitio
     return instance.get_backfills(internals.BulkActionsFilter(statuses=active))
 
 
-def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
+def delete_older(deployment: Deployment, instance: dg.DagsterInstance, before: float) -> list[str]:
     """Delete plans that ended, or were made and never launched, before a time (seconds since 1970).
 
     Plans that are active or have no recorded time stay.
@@ -133,7 +153,7 @@ def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
         Ids of the deleted plans.
     """
     deleted, active = [], active_ids(instance)
-    for id_ in list_ids(instance):
+    for id_ in own_ids(deployment, instance, list_ids(instance)):
         try:
             state = load(instance, id_)
         except BackfillRefusedError:  # of another release: its age is not known

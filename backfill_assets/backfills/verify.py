@@ -206,9 +206,10 @@ def verify_days(
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
     destination = ComparisonDestination(deployment.settings.warehouse, ledgers)
-    with dg.build_resources({"publisher": resources[IO_MANAGER_KEY]}) as own_resources:
+    key = deployment.resource_key(IO_MANAGER_KEY)
+    with dg.build_resources({"publisher": resources[key]}) as own_resources:
         publisher = own_resources.publisher.with_destination(destination)
-    resources[IO_MANAGER_KEY] = publisher.as_definition()
+    resources[key] = publisher.as_definition()
     # Only assets, not their checks: the check of day states is about published days.
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with dg.DagsterInstance.ephemeral() as instance:

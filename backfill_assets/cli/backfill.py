@@ -207,9 +207,11 @@ def plans(out: Output) -> None:
     from backfill_assets.backfills import state_store
     from backfill_assets.delta.ledger_reader import read_ledgers
 
-    ledgers = read_ledgers(Deployment(load_settings()))
+    deployment = Deployment(load_settings())
+    ledgers = read_ledgers(deployment)
     with parameters.open_instance() as dagster:
-        plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in state_store.list_ids(dagster)]
+        ids = state_store.own_ids(deployment, dagster, state_store.list_ids(dagster))
+        plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in ids]
     out.print_json(plan_rows)
     if not plan_rows:
         out.print_text("no plan is kept; make one with `backfill-assets plan`")
@@ -480,7 +482,7 @@ def _build_target(out: Output, days: Window, name: str, options: Mapping[str, An
     request = BackfillRequest(days=str(days), **options)
     defs = build_defs(deployment.settings)
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
-    with _io_manager(defs) as io_manager:
+    with _io_manager(deployment, defs) as io_manager:
         target = prepare_target(io_manager, deployment, name, request)
         out.print_note(f"Target   {name} with {', '.join(target.tables)}")
         for stage in build_stages(io_manager, deployment, assets, target, request):
@@ -495,10 +497,11 @@ def _build_target(out: Output, days: Window, name: str, options: Mapping[str, An
 
 
 @contextmanager
-def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
+def _io_manager(deployment: Deployment, defs: dg.Definitions) -> Iterator[DeltaIOManager]:
     import dagster as dg
 
-    with dg.build_resources({"it": (defs.resources or {})[IO_MANAGER_KEY]}) as resources:
+    key = deployment.resource_key(IO_MANAGER_KEY)
+    with dg.build_resources({"it": (defs.resources or {})[key]}) as resources:
         yield resources.it
 
 

@@ -252,7 +252,8 @@ def _find_unpublished(
     unpublished, tags = set[tuple[str, date]](), dict[str, str]()
     launch_ids = [launch.backfill_id for launch in backfill.launches] if backfill.state else [name]
     for launch_id in launch_ids:
-        requested = requested_days(dagster, ledgers, state_store.find_backfill(dagster, launch_id))
+        launch = state_store.find_backfill(dagster, launch_id)
+        requested = requested_days(deployment, dagster, ledgers, launch)
         unpublished |= requested.unpublished.keys()
         tags |= requested.tags
     # The mended days may need other code; the others are about how these runs came about.
@@ -330,7 +331,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     planner, today = RunPlanner(deployment, now), as_of or now
     with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
         find_busy_tables = partial(
-            tables_in_progress, instance, deployment.tables, daemon=not missing_daemons(instance)
+            tables_in_progress, instance, deployment, daemon=not missing_daemons(instance)
         )
         for log, message in () if out.quiet else planner.no_data_warnings(today).items():
             # As a shell comment: the commands below it may be piped into a shell.
@@ -346,7 +347,8 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         result = run_night(
             planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
         )
-        if not find_busy_tables() and not state_store.active_ids(instance):
+        active_ids = state_store.active_ids(instance)
+        if not find_busy_tables() and not state_store.own_ids(deployment, instance, active_ids):
             save_consistent_versions(deployment, now)
         status = _report_result(out, today, result, [*planner.blocked_days(today)])
         _note_days_left_out(out, planner, today)

@@ -215,7 +215,7 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
         refuse_unknown(deployment, dagster, backfill)
-        backfill_history = read_history(dagster, read_ledgers(deployment), backfill)
+        backfill_history = read_history(deployment, dagster, read_ledgers(deployment), backfill)
     pages = {
         "post-mortem": render_postmortem(backfill_history),
         "runbook": render_runbook(backfill_history),

@@ -81,7 +81,9 @@ class _StepLog:
         """The counts as text; `name` is the step's."""
         days, identical = (
             ", ".join(
-                f"{asset} {n} day{'s' * (n != 1)}" if name != f"{_PAGE_PREFIX}{asset}" else asset
+                f"{asset} {n} day{'s' * (n != 1)}"
+                if not name.endswith(f"{_PAGE_PREFIX}{asset}")
+                else asset
                 for asset, n in counts.items()
             )
             # Identical days are materialized as well.
@@ -237,8 +239,11 @@ def run_job(
     import dagster as dg
 
     from backfill_assets.dagster_ext.internals import ReconstructableRepository
+    from backfill_assets.deployment import Deployment
+    from backfill_assets.settings import load_settings
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
+    job, op = map(Deployment(load_settings()).automation_name, (job, op))
     result = dg.execute_job(
         repository.get_reconstructable_job(job),
         instance=dagster,

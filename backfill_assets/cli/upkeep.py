@@ -140,7 +140,7 @@ def accept_code(
                 continue
             results.append(result)
             out.print_text(_format_result(result))
-        plans = acceptance.repin_plans(dagster, read_ledgers(deployment), results, code)
+        plans = acceptance.repin_plans(deployment, dagster, read_ledgers(deployment), results, code)
     result_rows = [{**asdict(result), "versions": sorted(result.versions)} for result in results]
     out.print_json(
         {"code": code.version, "tables": result_rows, "plans": plans, "refused": refusals}

@@ -16,7 +16,7 @@ longer than Spark. Here connections stay open, and a batch of events is two tran
 import fcntl
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -83,9 +83,14 @@ class PruneResult:
 
 
 def prune_runs(
-    instance: dg.DagsterInstance, before: datetime, spared: Collection[str] = ()
+    instance: dg.DagsterInstance,
+    before: datetime,
+    spared: Collection[str] = (),
+    owns_run: Callable[[dg.DagsterRun], bool] = lambda _: True,
 ) -> PruneResult:
     """Delete the events and logs of runs that ended before a moment, except the latest of each day.
+
+    Only of runs that are owned.
 
     The latest materialization, observation and check evaluation of each day stay, and a failed
     attempt at a day until the day is materialized. Runs with remaining events stay in the list of
@@ -101,7 +106,8 @@ def prune_runs(
         retained_checks, retained_events = _latest_check_ids(index)
         retained_events |= _latest_event_ids(index)
     logs = events = runs = 0
-    for batch in _ended_runs(instance, before):
+    for ended in _ended_runs(instance, before):
+        batch = [*filter(owns_run, ended)]
         ids = [run.run_id for run in batch]
         with storage.index_connection() as index:
             _delete_checks(index, ids, retained_checks)

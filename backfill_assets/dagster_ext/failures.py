@@ -9,7 +9,7 @@ launch the retry at that moment, it is lost and a backfill waits for it for ever
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from traceback import TracebackException
 
@@ -206,16 +206,20 @@ MAX_ATTEMPTS = 5
 
 
 def launch_lost_retries(
-    instance: dg.DagsterInstance, attempts: Mapping[str, int], now: datetime
+    instance: dg.DagsterInstance,
+    attempts: Mapping[str, int],
+    now: datetime,
+    owns_run: Callable[[dg.DagsterRun], bool] = lambda _: True,
 ) -> dict[str, int]:
     """Have Dagster look again at failed runs whose retry it did not launch.
 
     Its daemon retries at a failure event, so that event is sent again. After `MAX_ATTEMPTS` the run
     is marked as not retried: a backfill then ends as failed instead of never. `attempts` is the
-    result of the last call: the number of sent events by run.
+    result of the last call: the number of sent events by run. Runs that are not owned are left to
+    others.
     """
     updated = {run_id: n for run_id, n in attempts.items() if _is_waiting(instance, run_id, now)}
-    for run in _lost_runs(instance, now - RETRY_PATIENCE):
+    for run in filter(owns_run, _lost_runs(instance, now - RETRY_PATIENCE)):
         count = updated[run.run_id] = updated.get(run.run_id, 0) + 1
         if run.status is dg.DagsterRunStatus.NOT_STARTED:
             instance.report_run_failed(run, "It was created as a retry and never queued.")

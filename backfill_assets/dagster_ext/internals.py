@@ -1,5 +1,6 @@
 """The private names of Dagster that other rooms use: an upgrade may move them."""
 
+import time
 from collections.abc import Sequence
 
 import dagster as dg
@@ -65,6 +66,16 @@ def one_op_job(op: dg.OpDefinition, name: str, description: str) -> dg.JobDefini
         op()
 
     return job
+
+
+def other_locations(context: dg.SensorEvaluationContext, seconds: float) -> list[str]:
+    """Other code locations whose sensor of the same name has ticked in the last so many seconds."""
+    origin, names = context.code_location_origin, set[str]()
+    for state in context.instance.all_instigator_state() if origin else ():
+        ticked = getattr(state.instigator_data, "last_tick_timestamp", None) or 0
+        if state.instigator_name == context.sensor_name and ticked > time.time() - seconds:
+            names.add(state.origin.repository_origin.code_location_origin.location_name)
+    return sorted(names - {origin.location_name if origin else ""})
 
 
 def max_tag_bytes(instance: DagsterInstance) -> int | None:

@@ -10,6 +10,7 @@ such a state. PySpark is not imported: a reader needs none.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -40,16 +41,17 @@ def versions_that_belong_together(warehouse: str) -> dict[str, int]:
 def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     """Save the current versions as belonging together; return whether they changed.
 
-    No table may have an open day that is behind its inputs.
+    No table may have an open day that is behind its inputs. Tables of other projects in the same
+    warehouse keep their versions.
     """
-    current = {
+    saved: dict[str, int] = {}
+    with suppress(FileNotFoundError, ValueError, KeyError):
+        saved = versions_that_belong_together(warehouse)
+    current = {name: version for name, version in saved.items() if name not in ledgers} | {
         name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
     }
-    try:
-        if versions_that_belong_together(warehouse) == current:
-            return False
-    except (FileNotFoundError, ValueError, KeyError):
-        pass
+    if saved == current:
+        return False
     content = {"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "tables": current}
     replace_file(warehouse, VERSIONS_FILE, json.dumps(content, indent=2).encode())
     return True

@@ -423,9 +423,13 @@ class MaintenanceConfig(dg.Config):
 def maintenance_job(deployment: Deployment) -> dg.JobDefinition:
     """Maintenance as a Dagster job, for the UI and for the deployment's own schedule."""
 
-    @dg.op(name="maintain_tables", required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("maintain_tables"),
+        required_resource_keys={deployment.resource_key(ENGINE_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
-        spark = context.resources.backfill_assets_engine.spark_session
+        spark = deployment.spark_session(context.resources)
         results = []
         for result in run_maintenance(spark, deployment, config.tables, dry_run=config.dry_run):
             context.log.info(", ".join(format_cells(result)))
@@ -442,7 +446,7 @@ def maintenance_job(deployment: Deployment) -> dg.JobDefinition:
         context.add_output_metadata(metadata)
 
     @dg.job(
-        name="maintenance",
+        name=deployment.automation_name("maintenance"),
         description="Puts small files together and takes those away that are past the time to "
         "undo. No row changes; the digests of the days are compared.",
     )

@@ -150,6 +150,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         package: release of this package; empty if not recorded.
         code_parts: of the first commit by a code version, what that is made of; see
             `code_version.parts_of_version`.
+        key_prefix: of the deployment that made it; empty if it has none.
     """
 
     version: int
@@ -176,6 +177,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
     release: str = ""
     package: str = ""
     code_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    key_prefix: str = ""
 
     def reason_for_day(self, day: date) -> str:
         """Why a day was computed; empty if not recorded."""
@@ -399,6 +401,7 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     release: str = ""
     package: str = ""
     code_parts: dict[str, str] = msgspec.field(default_factory=dict)
+    key_prefix: str = ""
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -577,6 +580,7 @@ def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
         release=encoded.release,
         package=encoded.package,
         code_parts=encoded.code_parts,
+        key_prefix=encoded.key_prefix,
     )
 
 

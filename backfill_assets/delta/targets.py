@@ -286,10 +286,12 @@ def interrupted_switches(deployment: Deployment) -> list[Target]:
 
 
 def readable_targets(deployment: Deployment) -> Iterator[Target]:
-    """The targets, except those that another version of this package made."""
+    """The targets, except those of other projects, and those by another version of this package."""
     for name in list_targets(deployment):
         with suppress(TargetError):
-            yield load_target(deployment, name)
+            target = load_target(deployment, name)
+            if not deployment.tables.keys().isdisjoint(target.tables):
+                yield target
 
 
 def targets_older_than(deployment: Deployment, table: str, days: int) -> list[str]:

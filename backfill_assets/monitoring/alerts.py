@@ -417,7 +417,9 @@ def build_alerts_sensor(
     *,
     timeout: float = TIMEOUT,
 ) -> dg.SensorDefinition:
-    """Build the sensor that posts alerts of failed runs of the whole instance and of incidents.
+    """Build the sensor that posts alerts of failed runs and of incidents.
+
+    The runs are those of the whole instance, or those of a deployment with a `key_prefix`.
 
     It is not one of Dagster's run failure sensors, as those move their cursor past a failed run
     also when their function raised: an alert that could not be delivered would be lost.
@@ -430,7 +432,7 @@ def build_alerts_sensor(
     """
 
     @dg.sensor(
-        name="alerts",
+        name=deployment.automation_name("alerts"),
         description="Posts failed runs and incidents to the webhook, each of them once.",
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -444,7 +446,7 @@ def build_alerts_sensor(
         outbox = outbox.with_failed_runs(failed_runs, now)
         incidents, read_error = _read_incidents(find_incidents, context)
         outbox = outbox.with_incidents(incidents)
-        outbox, runs = _unreported_runs(outbox, context.instance, now)
+        outbox, runs = _unreported_runs(deployment, outbox, context.instance, now)
         ui_url = find_ui_url(deployment.settings, context.instance.root_directory)
         pending = [
             *incident_alerts(
@@ -535,7 +537,7 @@ def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]
 
 
 def _unreported_runs(
-    outbox: Outbox, instance: dg.DagsterInstance, now: float
+    deployment: Deployment, outbox: Outbox, instance: dg.DagsterInstance, now: float
 ) -> tuple[Outbox, list[dg.DagsterRun]]:
     """Return the waiting runs to report now; the others are dropped or wait on."""
     if not outbox.waiting:
@@ -546,8 +548,11 @@ def _unreported_runs(
         run = runs.get(run_id)
         if run is None:
             continue
-        if run.job_name == RECONCILE_JOB and RECONCILES_TAG not in run.tags:
-            dropped.add(run_id)  # the answer to a person's question
+        answers_person = (
+            deployment.job_of_run(run) == RECONCILE_JOB and RECONCILES_TAG not in run.tags
+        )
+        if answers_person or not deployment.owns_run(run):
+            dropped.add(run_id)
             continue
         will_retry = run.tags.get(internals.WILL_RETRY_TAG)
         retried = will_retry == "true" and internals.AUTO_RETRY_RUN_ID_TAG in run.tags

@@ -111,10 +111,10 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
     """Build the checks as a step of a run, after all of its assets."""
 
     @dg.multi_asset_check(
-        name="check_days",
+        name=monitor.deployment.automation_name("check_days"),
         specs=_check_specs(monitor.deployment),
         can_subset=True,
-        required_resource_keys={IO_MANAGER_KEY},
+        required_resource_keys={monitor.deployment.resource_key(IO_MANAGER_KEY)},
         description="Looks at the states of all days, and fails the run if one of its days was "
         "not published. It comes last, so that no bad day keeps a good one from being built.",
     )
@@ -136,7 +136,9 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
         selected_assets = {key.asset_key for key in selected_keys}
         keys = {name: monitor.deployment.asset_key(name) for name in monitor.deployment.tables}
         if failed := _failed_days(
-            context, {name: key for name, key in keys.items() if key in selected_assets}
+            context,
+            monitor.deployment.io_manager(context.resources).failed_days(context.run.run_id),
+            {name: key for name, key in keys.items() if key in selected_assets},
         ):
             raise dg.Failure(failure_text(failed), allow_retries=False)
 
@@ -144,16 +146,17 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
 
 
 def _failed_days(
-    context: dg.AssetCheckExecutionContext, keys: Mapping[str, dg.AssetKey]
+    context: dg.AssetCheckExecutionContext,
+    failed: dict[str, dict[date, str]],
+    keys: Mapping[str, dg.AssetKey],
 ) -> dict[str, dict[date, str]]:
     """Return, by table, the days that a run did not publish, with the reasons.
 
-    `keys` are those of the assets of the run, by table. A run that repeats another one from its
-    failed step computes only some tables, or none. The days that earlier runs did not publish in
-    the other tables must not look as if they were published.
+    `failed` are those that this process knows of, `keys` those of the assets of the run. A run that
+    repeats another one from its failed step computes only some tables, or none. The days that
+    earlier runs did not publish in the other tables must not look as if they were published.
     """
     run: dg.DagsterRun | None = context.run
-    failed = context.resources.backfill_assets_io_manager.failed_days(context.run.run_id)
     while run and (unreported := {key for name, key in keys.items() if name not in failed}):
         evaluated = evaluated_failures(context.instance, run.run_id, unreported)
         if run.run_id != context.run.run_id:
@@ -173,8 +176,8 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
     final days that are behind their inputs within a backfill are not open.
     """
     return not (
-        state_store.active_ids(instance)
-        or next_runs.tables_in_progress(instance, monitor.deployment.tables)
+        state_store.own_ids(monitor.deployment, instance, state_store.active_ids(instance))
+        or next_runs.tables_in_progress(instance, monitor.deployment)
         or is_mixed(monitor.deployment)
     )
 
@@ -183,7 +186,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
     """Build the sensor that evaluates the state checks outside of runs."""
 
     @dg.sensor(
-        name="watch_days",
+        name=monitor.deployment.automation_name("watch_days"),
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Evaluates the checks on the states of the days whenever a state has changed. "
@@ -243,33 +246,41 @@ class HousekeepingConfig(dg.Config):
 def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
     """Build the weekly schedule, with its job."""
 
-    @dg.op(out=dg.Out(dg.Nothing))
+    @dg.op(name=deployment.automation_name("forget_old_runs"), out=dg.Out(dg.Nothing))
     def forget_old_runs(context: dg.OpExecutionContext) -> None:
         # Keep the runs that an undo may still revert.
         days = max(deployment.settings.keep_runs_days, deployment.settings.undo_days)
         before = datetime.now(timezone.utc) - timedelta(days=days)
-        deleted = prune_runs(context.instance, before, state_store.list_ids(context.instance))
+        plans = state_store.list_ids(context.instance)
+        deleted = prune_runs(context.instance, before, plans, deployment.owns_run)
         context.log.info(f"{days} days: {deleted}")
         context.add_output_metadata({"runs": str(deleted)})
 
-    @dg.op(ins={"before": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("forget_old_plans"),
+        ins={"before": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
     def forget_old_plans(context: dg.OpExecutionContext) -> None:
         days = max(deployment.settings.keep_plans_days, deployment.settings.undo_days)
         deleted_plans = state_store.delete_older(
-            context.instance, datetime.now(timezone.utc).timestamp() - days * _DAY_SECONDS
+            deployment,
+            context.instance,
+            datetime.now(timezone.utc).timestamp() - days * _DAY_SECONDS,
         )
         context.log.info(f"{days} days: {len(deleted_plans)} plan(s) were taken away")
         context.add_output_metadata({"plans": ", ".join(deleted_plans) or "none"})
 
     @dg.op(
-        required_resource_keys={ENGINE_KEY},
+        name=deployment.automation_name("maintain_all_tables"),
+        required_resource_keys={deployment.resource_key(ENGINE_KEY)},
         ins={"before": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
     def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
         if not config.tables:
             return
-        spark = context.resources.backfill_assets_engine.spark_session
+        spark = deployment.spark_session(context.resources)
         results = list(run_maintenance(spark, deployment))
         context.log.info("; ".join(format_notes(results, dry_run=False)))
         metadata = {"maintenance": dg.MetadataValue.md(as_table(results).to_markdown())}
@@ -278,7 +289,7 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
         context.add_output_metadata(metadata)
 
     @dg.job(
-        name="housekeeping",
+        name=deployment.automation_name("housekeeping"),
         description="Takes away what nobody needs of old runs and old plans, then maintains the "
         "tables. What Dagster shows of each day stays, and so does what can still be undone.",
     )
@@ -286,7 +297,7 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
         maintain_all_tables(forget_old_plans(forget_old_runs()))
 
     return dg.ScheduleDefinition(
-        name="housekeeping",
+        name=deployment.automation_name("housekeeping"),
         job=housekeeping,
         cron_schedule=_CRON,
         execution_timezone=deployment.settings.timezone,
@@ -319,7 +330,7 @@ def build_automation(deployment: Deployment, clock: Clock | None = None) -> Auto
             _build_landed_files_sensor(jobs[0], monitor),
             _build_touched_days_sensor(jobs, monitor),
             build_state_sensor(monitor),
-            _build_lost_retries_sensor(),
+            _build_lost_retries_sensor(deployment),
             alerts.build_alerts_sensor(deployment, monitor.find_incidents),
         ],
         [build_state_checks(monitor)],
@@ -333,7 +344,7 @@ def _build_jobs(monitor: Monitor) -> Iterator[Any]:
         if tables := [table for table in fed_tables.values() if table.grain is cadence]:
             pages = [page for table in tables for page in table.page_assets]
             yield dg.define_asset_job(
-                cadence.job_name,
+                monitor.deployment.automation_name(cadence.job_name),
                 selection=dg.AssetSelection.assets(
                     *map(monitor.deployment.asset_key, [*(table.name for table in tables), *pages])
                 ),
@@ -393,8 +404,8 @@ def _run_request(
 ) -> dg.RunRequest:
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
     return dg.RunRequest(
-        run_key=_run_key(request, night),
-        job_name=_request_cadence(monitor, request).job_name,
+        run_key=_run_key(monitor, request, night),
+        job_name=monitor.deployment.automation_name(_request_cadence(monitor, request).job_name),
         asset_selection=[
             monitor.deployment.asset_key(name)
             for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
@@ -412,9 +423,9 @@ def _request_cadence(monitor: Monitor, request: next_runs.Request) -> Grain:
     return monitor.deployment.tables[request.tables[0]].grain
 
 
-def _run_key(request: next_runs.Request, night: date) -> str:
+def _run_key(monitor: Monitor, request: next_runs.Request, night: date) -> str:
     """Return a key that is used once: a failed request is retried each night, or on new input."""
-    return f"{night}:{request.key}"
+    return monitor.deployment.automation_name(f"{night}:{request.key}")
 
 
 def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
@@ -422,7 +433,7 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
     hour, minute = monitor.deployment.settings.nightly_at.split(":")
 
     @dg.schedule(
-        name="nightly",
+        name=monitor.deployment.automation_name("nightly"),
         job=job,
         cron_schedule=f"{int(minute)} {int(hour)} * * *",
         execution_timezone=monitor.deployment.settings.timezone,
@@ -436,10 +447,11 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
                 today,
-                next_runs.tables_in_progress(context.instance, monitor.deployment.tables),
+                next_runs.tables_in_progress(context.instance, monitor.deployment),
                 list,
             )
-        if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
+        running = next_runs.unfinished_batch_runs(context.instance, monitor.deployment)
+        if kind == next_runs.REBUILD and running:
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
         daily = [r for r in requests if _request_cadence(monitor, r) is Grain.DAILY]
@@ -459,7 +471,7 @@ def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinitio
     """Build the sensor that loads a log day as soon as it is over; it is off by default."""
 
     @dg.sensor(
-        name="landed_files",
+        name=monitor.deployment.automation_name("landed_files"),
         job=job,
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.STOPPED,
@@ -467,7 +479,9 @@ def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinitio
         "when files are added to it. Off by default: the nightly schedule does the same.",
     )
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        if running := next_runs.unfinished_batch_runs(context.instance, [next_runs.LOAD]):
+        if running := next_runs.unfinished_batch_runs(
+            context.instance, monitor.deployment, [next_runs.LOAD]
+        ):
             return dg.SkipReason(f"{len(running)} load(s) before are under way")
         with monitor.lock_reads():
             requests = monitor.planner.plan_loads(monitor.today)
@@ -481,7 +495,7 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
     """Build the sensor that rebuilds open days, weeks and months after an input's commit."""
 
     @dg.sensor(
-        name="touched_days",
+        name=monitor.deployment.automation_name("touched_days"),
         jobs=jobs,
         minimum_interval_seconds=4,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -491,8 +505,8 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         # Read the runs in progress first: a run that ends meanwhile then delays a request, and does
         # not cause a second one.
-        in_progress = next_runs.tables_in_progress(context.instance, monitor.deployment.tables)
-        if running := next_runs.unfinished_batch_runs(context.instance):
+        in_progress = next_runs.tables_in_progress(context.instance, monitor.deployment)
+        if running := next_runs.unfinished_batch_runs(context.instance, monitor.deployment):
             return dg.SkipReason(f"{len(running)} run(s) of the batch before are under way")
         with monitor.lock_reads():
             requests = monitor.planner.plan_rebuilds(monitor.today, in_progress)
@@ -512,22 +526,22 @@ def _request_once(
     """Return the next batch of run requests, without those that were launched before."""
     night = monitor.planner.night_of(monitor.clock())
     new = next_runs.not_launched(
-        context.instance, {_run_key(request, night) for request in requests}
+        context.instance, {_run_key(monitor, request, night) for request in requests}
     )
     # Filter before the batch is cut: requests that fail must not block the others.
     batch = next_runs.first_batch(
-        [request for request in requests if _run_key(request, night) in new]
+        [request for request in requests if _run_key(monitor, request, night) in new]
     )
     if not batch:
         return dg.SkipReason(idle_message)
     return dg.SensorResult([_run_request(monitor, request, kind, night) for request in batch])
 
 
-def _build_lost_retries_sensor() -> dg.SensorDefinition:
+def _build_lost_retries_sensor(deployment: Deployment) -> dg.SensorDefinition:
     """Build the sensor that repeats failure events whose retry the daemon did not launch."""
 
     @dg.sensor(
-        name="lost_retries",
+        name=deployment.automation_name("lost_retries"),
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Finds failed runs that Dagster was to retry and did not, as when its code "
@@ -535,7 +549,8 @@ def _build_lost_retries_sensor() -> dg.SensorDefinition:
     )
     def lost_retries(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         previous = json.loads(context.cursor or "{}")
-        current = launch_lost_retries(context.instance, previous, datetime.now(timezone.utc))
+        now = datetime.now(timezone.utc)
+        current = launch_lost_retries(context.instance, previous, now, deployment.owns_run)
         context.update_cursor(json.dumps(current))
         retried = [run_id[:8] for run_id, count in current.items() if count != previous.get(run_id)]
         return dg.SkipReason(", ".join(retried) or "no retry was lost")

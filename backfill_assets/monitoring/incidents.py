@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
+from itertools import groupby, islice
 from threading import Lock
 
 import dagster as dg
@@ -14,6 +15,7 @@ from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import states
@@ -181,6 +183,34 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
         yield Incident("log was cut", name, "", detail, {"days": len(days)})
     elif retention:
         yield Incident("log retention changed", name, "", retention)
+    if prefixes := alternating_prefixes(ledger.records):
+        detail = (
+            f"in the last {_TURNS_DAYS} days, runs of schedules and sensors of several deployments "
+            f"have written it in turns, by key prefix: {', '.join(prefixes)}. Each builds the days "
+            "again that the other has built. Declare the table in one of them; the others read it"
+        )
+        yield Incident("two deployments write it", name, "", detail)
+
+
+#: For so many days two deployments that wrote a table in turns are an incident.
+_TURNS_DAYS = 7
+
+
+def alternating_prefixes(records: Sequence[CommitRecord]) -> list[str]:
+    """Return the key prefixes of deployments that have written a table in turns lately.
+
+    One that follows another for good is none of them: a prefix may be changed. What a person
+    launches does not count, nor do commits without a run.
+    """
+    scheduled = [r for r in records if r.at and r.run_id and not r.by_person]
+    since = max((r.at for r in scheduled if r.at), default=None)
+    recent = [
+        repr(r.key_prefix)
+        for r in scheduled
+        if r.at and since and r.at > since - timedelta(days=_TURNS_DAYS)
+    ]
+    turns = [prefix for prefix, _ in groupby(recent)]
+    return sorted({*turns}) if len(turns) > 2 else []
 
 
 def _version_ranges(versions: Iterable[int]) -> str:
@@ -309,14 +339,17 @@ class Monitor:
             LookError: another look hangs.
         """
         with self.lock_reads():
-            disk = disk_failures(context.instance, self.clock() - _DISK_NEWS_PERIOD)
+            since = self.clock() - _DISK_NEWS_PERIOD
+            disk = disk_failures(self.deployment, context.instance, since)
             return [*disk, *find_incidents(self.read_snapshot(context.instance))]
 
 
-def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Incident]:
+def disk_failures(
+    deployment: Deployment, instance: dg.DagsterInstance, since: datetime
+) -> list[Incident]:
     """Return one incident if runs failed because of the engine's disk."""
     failed = dg.RunsFilter(tags={DISK_FAILED_TAG: "true"}, updated_after=since)
-    runs = instance.get_runs(failed, limit=1)
+    runs = filter(deployment.owns_run, instance.get_runs(failed))
     return [
         Incident(
             "the engine's disk failed",
@@ -326,7 +359,7 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
             "fault, and the days are as they were. Such runs are retried, twice at most. Make room "
             "where Spark keeps its scratch files (spark.local.dir; under DAGSTER_HOME unless set)",
         )
-        for run in runs
+        for run in islice(runs, 1)
     ]
 
 

@@ -509,7 +509,7 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
     window_days = source.policy(deployment.settings).window_days - source.arrives_after
 
     @dg.multi_asset(
-        name=f"draw_{name}",
+        name=deployment.automation_name(f"draw_{name}"),
         specs=[
             dg.AssetSpec(
                 deployment.asset_key(name),

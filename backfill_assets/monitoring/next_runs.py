@@ -499,9 +499,11 @@ def run_night(
 
 
 def tables_in_progress(
-    instance: dg.DagsterInstance, tables: Collection[str], *, daemon: bool = True
+    instance: dg.DagsterInstance, deployment: Deployment, *, daemon: bool = True
 ) -> dict[str, frozenset[str]]:
     """Return, by id of each unfinished run and backfill, the tables that wait for it.
+
+    What others run, and another deployment on the same instance, is left out.
 
     Without a daemon, queued runs are never launched, and runs whose process is dead are never ended
     or retried: they are left out.
@@ -509,12 +511,14 @@ def tables_in_progress(
     waiting_tables = {
         run.run_id: written
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
-        if (written := _written_tables(instance, run, tables))
+        if (written := _written_tables(instance, run, deployment))
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
     for launch in active_launches(instance) if daemon else ():
-        # All tables wait: until the backfill ends, its next run may change their inputs again.
-        waiting_tables[launch.backfill_id] = frozenset(tables)
+        keys = launch.asset_selection
+        if keys is None or deployment.tables.keys() & deployment.asset_names(keys):
+            # All tables wait: until the backfill ends, its next run may change their inputs again.
+            waiting_tables[launch.backfill_id] = frozenset(deployment.tables)
     return waiting_tables
 
 
@@ -525,9 +529,9 @@ _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
 
 def unfinished_batch_runs(
-    instance: dg.DagsterInstance, kinds: Sequence[str] = (LOAD, REBUILD)
+    instance: dg.DagsterInstance, deployment: Deployment, kinds: Sequence[str] = (LOAD, REBUILD)
 ) -> list[str]:
-    """Return the ids of batch runs that have not ended, or will be retried."""
+    """Return the ids of the deployment's batch runs that have not ended, or will be retried."""
     tags = {BATCH_TAG: list(kinds)}
     unfinished = instance.get_runs(dg.RunsFilter(tags=tags, statuses=UNFINISHED_STATUSES))
     failed = instance.get_runs(
@@ -538,7 +542,7 @@ def unfinished_batch_runs(
         )
     )
     runs_to_retry = [run for run in failed if run.is_complete_and_waiting_to_retry]
-    return [run.run_id for run in (*unfinished, *runs_to_retry)]
+    return [run.run_id for run in (*unfinished, *runs_to_retry) if deployment.owns_run(run)]
 
 
 def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str]:
@@ -554,19 +558,16 @@ _WRITING_JOBS = frozenset(["housekeeping", "maintenance", "switch_over", "undo"]
 
 
 def _written_tables(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, tables: Collection[str]
+    instance: dg.DagsterInstance, run: dg.DagsterRun, deployment: Deployment
 ) -> frozenset[str]:
     """Return the tables that a run may write: of a whole job of ours, all."""
+    tables, job = deployment.tables, deployment.job_of_run(run)
     if run.asset_selection:
         keys = run.asset_selection
-    elif (
-        run.job_name in _WRITING_JOBS
-        or Grain.of_job(run.job_name)
-        or run.job_name.startswith("__ASSET_JOB")
-    ):
+    elif job in _WRITING_JOBS or Grain.of_job(job) or run.job_name.startswith("__ASSET_JOB"):
         return frozenset(tables)
     else:
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
         entries = instance.all_logs(run.run_id, of_type=planned)
         keys = {key for entry in entries if (key := entry.get_dagster_event().asset_key)}
-    return frozenset(key.path[-1] for key in keys).intersection(tables)
+    return frozenset(deployment.asset_names(keys)).intersection(tables)

@@ -111,6 +111,7 @@ class Publisher(dg.IOManager):
             "package": package_version(),
             "git_commit": self.deployment.code.commit,
             "git_dirty": self.deployment.code.dirty,
+            **({"key_prefix": prefix} if (prefix := self.deployment.settings.key_prefix) else {}),
         }
 
     def failed_days(self, run_id: str) -> dict[str, dict[date, str]]:

@@ -258,8 +258,10 @@ def build_stages(
     destination = TargetDestination(deployment.settings.warehouse, deployment, target)
     target_publisher = publisher.with_destination(destination)
     resources = {
-        IO_MANAGER_KEY: target_publisher.as_definition(),
-        ENGINE_KEY: dg.ResourceDefinition.hardcoded_resource(publisher.engine),
+        deployment.resource_key(IO_MANAGER_KEY): target_publisher.as_definition(),
+        deployment.resource_key(ENGINE_KEY): dg.ResourceDefinition.hardcoded_resource(
+            publisher.engine
+        ),
     }
     graph = AssetGraph.from_assets(list(assets))
 

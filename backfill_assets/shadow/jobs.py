@@ -82,7 +82,11 @@ def _build_shadow_job(
 ) -> dg.JobDefinition:
     """Build the job `shadow_backfill`, whose single run builds all stages of a target."""
 
-    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("build_days"),
+        required_resource_keys={deployment.resource_key(IO_MANAGER_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
         request = BackfillRequest(
             days=config.days,
@@ -95,7 +99,7 @@ def _build_shadow_job(
         stages = []
         try:
             parse_calendar_days(config.days, deployment.settings)
-            publisher = context.resources.backfill_assets_io_manager
+            publisher = deployment.io_manager(context.resources)
             target = build.prepare_target(publisher, deployment, config.target, request)
             for stage in build.build_stages(publisher, deployment, assets, target, request):
                 context.log.info(f"stage {stage.name} [{stage.window}] has ended")
@@ -109,7 +113,7 @@ def _build_shadow_job(
 
     return one_op_job(
         build_days,
-        "shadow_backfill",
+        deployment.automation_name("shadow_backfill"),
         "Builds days into a target, beside production: nobody who reads production notices. What "
         "has been built already is left alone.",
     )
@@ -130,7 +134,11 @@ def _build_compare_job(
 ) -> dg.JobDefinition:
     """Build the job `compare_target`, which fails if the comparison finds problems."""
 
-    @dg.op(required_resource_keys={ENGINE_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("compare_tables"),
+        required_resource_keys={deployment.resource_key(ENGINE_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
             target = targets.load_target(deployment, config.target)
@@ -139,7 +147,7 @@ def _build_compare_job(
                 target = compare.require_comparison(
                     deployment, target, required if config.require else None
                 )
-            spark = context.resources.backfill_assets_engine.spark_session
+            spark = deployment.spark_session(context.resources)
             comparison = compare.compare_target(
                 deployment, spark, graph, target, code, config.limits
             )
@@ -160,7 +168,7 @@ def _build_compare_job(
 
     return one_op_job(
         compare_tables,
-        "compare_target",
+        deployment.automation_name("compare_target"),
         "Compares the days that a target has with those of production: rows, keys, totals, "
         "SHA-256, drift, and rows that differ.",
     )
@@ -184,9 +192,13 @@ def _build_switch_job(
 ) -> dg.JobDefinition:
     """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
 
-    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("adopt_days"),
+        required_resource_keys={deployment.resource_key(IO_MANAGER_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
-        publisher, run = context.resources.backfill_assets_io_manager, context.run
+        publisher, run = deployment.io_manager(context.resources), context.run
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
             only = parse_calendar_days(config.days, deployment.settings) if config.days else None
@@ -203,7 +215,7 @@ def _build_switch_job(
 
     return one_op_job(
         adopt_days,
-        switch.SWITCH_JOB,
+        deployment.automation_name(switch.SWITCH_JOB),
         "Makes the days of a target production, one metadata commit a table; refuses a target that "
         "is behind. One that was interrupted is finished.",
     )
@@ -212,9 +224,13 @@ def _build_switch_job(
 def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
 
-    @dg.op(required_resource_keys={IO_MANAGER_KEY}, out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=deployment.automation_name("put_back"),
+        required_resource_keys={deployment.resource_key(IO_MANAGER_KEY)},
+        out=dg.Out(dg.Nothing),
+    )
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
-        publisher = context.resources.backfill_assets_io_manager
+        publisher = deployment.io_manager(context.resources)
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
@@ -236,7 +252,7 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
 
     return one_op_job(
         put_back,
-        "undo",
+        deployment.automation_name("undo"),
         "Puts the days that one backfill wrote, and what was made of them since, back to what they "
         "were before it, in every table; refuses where others have written since.",
     )
@@ -246,6 +262,7 @@ def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.Se
     """Build the sensor that finishes switch-overs whose run was lost."""
 
     @dg.sensor(
+        name=deployment.automation_name("switch_overs"),
         job_name=job.name,
         minimum_interval_seconds=10,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -255,12 +272,13 @@ def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.Se
     def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
         for target in targets.interrupted_switches(deployment):
             tags = {TARGET_TAG: target.switch_id}
-            if switch.active_switch_runs(context.instance):
+            if switch.active_switch_runs(deployment, context.instance):
                 continue
             attempts = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
             if attempts < _MAX_RUNS:
                 op_config = {"target": target.name, "reason": target.switch_reason}
-                config = {"ops": {"adopt_days": {"config": op_config}}}
+                op = deployment.automation_name("adopt_days")
+                config = {"ops": {op: {"config": op_config}}}
                 key = f"{target.switch_id} {attempts}"
                 yield dg.RunRequest(run_key=key, run_config=config, tags=tags)
 

@@ -51,9 +51,10 @@ _UNDO_MARK = "_undo-"
 _RECENT_RUNS = 20
 
 
-def active_switch_runs(instance: dg.DagsterInstance) -> list[str]:
+def active_switch_runs(deployment: Deployment, instance: dg.DagsterInstance) -> list[str]:
     """The ids of switch-over runs that are active or queued."""
-    runs = instance.get_runs(dg.RunsFilter(job_name=SWITCH_JOB), limit=_RECENT_RUNS)
+    of_job = dg.RunsFilter(job_name=deployment.automation_name(SWITCH_JOB))
+    runs = instance.get_runs(of_job, limit=_RECENT_RUNS)
     return [run.run_id for run in runs if _may_be_active(instance, run)]
 
 
@@ -200,7 +201,7 @@ def refuse_undo(
     name, *_ = names
     if target := _find_target(deployment, names):
         _refuse_partial_undo(target, name, days)
-        if runs := active_switch_runs(instance):
+        if runs := active_switch_runs(deployment, instance):
             raise _active_switch_error(name, runs)
 
 
@@ -248,7 +249,7 @@ def _begin_undo(
     _refuse_partial_undo(target, name, days)
     # Mark first, then check for runs: a run that starts after the check sees the mark.
     targets.save_target(deployment, target.model_copy(update={"undoing": name}))
-    if runs := active_switch_runs(instance):
+    if runs := active_switch_runs(deployment, instance):
         if not target.undoing:
             _cancel_undo(deployment, target)
         raise _active_switch_error(name, runs)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs, delta_io_manager
-from backfill_assets.deployment import IO_MANAGER_KEY
+from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import SPARK_ERRORS, Engine
@@ -186,13 +186,15 @@ class Pipeline:
     @contextmanager
     def io_manager(self) -> Iterator[DeltaIOManager]:
         """What reads and publishes in the runs of the deployment."""
-        with dg.build_resources({"it": (self.defs.resources or {})[IO_MANAGER_KEY]}) as resources:
+        key = Deployment(self.settings).resource_key(IO_MANAGER_KEY)
+        with dg.build_resources({"it": (self.defs.resources or {})[key]}) as resources:
             yield resources.it
 
     def run_job(self, name: str, op: str, config: Mapping[str, Any]) -> None:
         """Run a job that has one op, which must end with success."""
         with dg.DagsterInstance.ephemeral() as instance:
-            self.defs.get_job_def(name).execute_in_process(
+            job, op = map(Deployment(self.settings).automation_name, (name, op))
+            self.defs.get_job_def(job).execute_in_process(
                 instance=instance,
                 run_config={**_QUIET, "ops": {op: {"config": dict(config)}}},
             )

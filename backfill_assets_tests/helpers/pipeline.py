@@ -80,7 +80,8 @@ def io_manager_of(
     defs: dg.Definitions, instance: dg.DagsterInstance | None = None
 ) -> DataFrameIOManager:
     """The IO manager that the runs of definitions have."""
-    resource = {"io_manager": defs.resources[IO_MANAGER_KEY]}
+    (key,) = (key for key in defs.resources if key.startswith(IO_MANAGER_KEY))
+    resource = {"io_manager": defs.resources[key]}
     with dg.build_resources(resource, instance=instance) as resources:
         return resources.io_manager
 

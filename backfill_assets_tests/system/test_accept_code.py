@@ -95,7 +95,8 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(
     assert {name: pipeline.log(name).file_uris() for name in TABLES} == versions
     assert plan_outcomes(pipeline, days) == dict.fromkeys(TABLES, (("identical", ""),))
     ledgers = read_ledgers(Deployment(settings))
-    assert acceptance.repin_plans(pipeline.instance, ledgers, results, pipeline.code) == [plan.id]
+    arguments = pipeline.deployment, pipeline.instance, ledgers, results, pipeline.code
+    assert acceptance.repin_plans(*arguments) == [plan.id]
     repinned = state_store.load(pipeline.instance, plan.id).plan
     assert (repinned.code_version, repinned.code_versions) == (
         pipeline.code.version,

@@ -22,7 +22,6 @@ from backfill_assets.orders.tables import (
     RAW,
     REJECTED,
     STAGED,
-    TABLES,
 )
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -143,7 +142,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     )
     pipeline.instance.delete_run(run.run_id)
     pipeline.instance.add_run(going_on)
-    assert tables_in_progress(pipeline.instance, TABLES) == {
+    assert tables_in_progress(pipeline.instance, pipeline.deployment) == {
         run.run_id: frozenset({RAW.name, LATE.name})
     }
     remaining_tables = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}

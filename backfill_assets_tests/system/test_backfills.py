@@ -148,7 +148,7 @@ def check_history_pages(pipeline, plan):
     before = {name: ledger.version for name, ledger in read_ledgers(pipeline.deployment).items()}
     run_undo(pipeline, f"{plan.id}-rest")
     ledgers = read_ledgers(pipeline.deployment)
-    backfill_history = read_history(pipeline.instance, ledgers, plan.id)
+    backfill_history = read_history(pipeline.deployment, pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
     whats = [step.action.partition(":")[0] for step in backfill_history.events]
     assert whats[:2] == ["plan", "launch"]
@@ -183,12 +183,12 @@ def check_history_pages(pipeline, plan):
     assert "never published" in staged.reasons
     assert "first" in history.render_runbook(backfill_history)
     # Of one stage, and of the run of the undo.
-    last = read_history(pipeline.instance, ledgers, stages[-1])
+    last = read_history(pipeline.deployment, pipeline.instance, ledgers, stages[-1])
     assert {str(entry.days[0]) for entry in last.table_changes if entry.table == STAGED.name} == {
         "2024-01-04"
     }
     undid = ledgers[STAGED.name].records[-1].run_id[:8]
-    (step,) = read_history(pipeline.instance, ledgers, undid).events
+    (step,) = read_history(pipeline.deployment, pipeline.instance, ledgers, undid).events
     assert step.command == f"backfill-assets undo {plan.id}-rest --reason 'a drill'"
 
 
@@ -461,7 +461,9 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     state_store.find_ended_backfill(pipeline.instance, unreadable.id)
     # Its post-mortem says so, and what it launched is known.
     ledgers = read_ledgers(pipeline.deployment)
-    page = history.render_postmortem(read_history(pipeline.instance, ledgers, unreadable.id))
+    page = history.render_postmortem(
+        read_history(pipeline.deployment, pipeline.instance, ledgers, unreadable.id)
+    )
     assert f"plan {unreadable.id} was kept by another version" in page
     assert "There was no plan" not in page
     # Its day is still due.

@@ -71,7 +71,9 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     ]
     assert [len(result.days) for result in accepted] == [DAYS] * len(NAMES)
     assert sum(len(result.verified) for result in accepted) == 2
-    plans = repin_plans(life.instance, read_ledgers(life.deployment), accepted, life.code)
+    plans = repin_plans(
+        life.deployment, life.instance, read_ledgers(life.deployment), accepted, life.code
+    )
     assert plans == state_store.active_ids(life.instance)
     assert expected_outcomes(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
 

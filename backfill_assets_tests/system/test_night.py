@@ -48,6 +48,8 @@ from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
+DEPLOYMENT = Deployment(load_settings())
+
 
 def selected_assets(command: str) -> list[str]:
     words = shlex.split(command)
@@ -68,7 +70,7 @@ def test_rebuilds_wait_for_the_batch_before(engine, tmp_path):
     add_run(instance, DagsterRunStatus.STARTED)  # somebody else's
     add_run(instance, DagsterRunStatus.SUCCESS, backfill_assets__batch=LOAD)
     add_run(instance, DagsterRunStatus.FAILURE, backfill_assets__batch=LOAD)
-    assert unfinished_batch_runs(instance) == []
+    assert unfinished_batch_runs(instance, pipeline.deployment) == []
     going = {
         add_run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__batch=LOAD),
         add_run(instance, DagsterRunStatus.STARTED, backfill_assets__batch=REBUILD),
@@ -80,8 +82,8 @@ def test_rebuilds_wait_for_the_batch_before(engine, tmp_path):
             dagster__will_retry="true",
         ),
     }
-    assert set(unfinished_batch_runs(instance)) == going
-    assert len(unfinished_batch_runs(instance, [REBUILD])) == 1
+    assert set(unfinished_batch_runs(instance, pipeline.deployment)) == going
+    assert len(unfinished_batch_runs(instance, pipeline.deployment, [REBUILD])) == 1
     assert "3 run(s)" in str(pipeline.tick("touched_days").skip_message)
     assert "2 load(s)" in str(pipeline.tick("landed_files").skip_message)
 
@@ -91,8 +93,8 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
         queued = add_run(instance, DagsterRunStatus.NOT_STARTED)
         started = add_run(instance, DagsterRunStatus.STARTED)
         create_run_for_test(instance, job_name="reconcile", status=DagsterRunStatus.STARTED)
-        assert tables_in_progress(instance, TABLES).keys() == {queued, started}
-        assert tables_in_progress(instance, TABLES, daemon=False).keys() == {started}
+        assert tables_in_progress(instance, DEPLOYMENT).keys() == {queued, started}
+        assert tables_in_progress(instance, DEPLOYMENT, daemon=False).keys() == {started}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,8 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
         ("__ASSET_JOB", None, [*TABLES]),
         ("undo", None, [*TABLES]),
         ("train_models", None, []),
-        ("__ASSET_JOB", [["lake", FACT.name], ["report"]], [FACT.name]),
+        ("__ASSET_JOB", [[FACT.name], ["report"]], [FACT.name]),
+        ("__ASSET_JOB", [["lake", FACT.name]], []),
         ("__ASSET_JOB", [["report"]], []),
     ],
 )
@@ -114,7 +117,7 @@ def test_runs_of_the_projects_own_write_no_table(job, assets, tables):
             status=DagsterRunStatus.STARTED,
             asset_selection=None if assets is None else frozenset(map(dg.AssetKey, assets)),
         )
-        in_progress = tables_in_progress(instance, TABLES)
+        in_progress = tables_in_progress(instance, DEPLOYMENT)
     assert [*in_progress.values()] == [frozenset(tables)] * bool(tables)
 
 
