@@ -96,15 +96,20 @@ class Deployment:
         return collect_lookups(self.tables, self.settings.tables)
 
     def asset_key(self, name: str) -> dg.AssetKey:
-        """Dagster's key of a table or page; its last part is the name."""
+        """Dagster's key of a table or page; its last part is the name of the asset."""
         import dagster as dg
 
-        return dg.AssetKey([*filter(None, (self.settings.key_prefix or "").split("/")), name])
+        from backfill_assets.tables.table import asset_name
+
+        prefix = filter(None, (self.settings.key_prefix or "").split("/"))
+        return dg.AssetKey([*prefix, asset_name(name)])
 
     def asset_path(self, name: str = "") -> str:
         """The path of a table or page in Dagster's UI; without a name, of what all are under."""
         return "/".join(filter(None, ["assets", self.settings.key_prefix, name]))
 
     def table_url(self, name: str) -> str:
-        """The URL of a table in the warehouse."""
-        return self.settings.table(name)
+        """The URL of a table in the warehouse; that of all parts of it."""
+        from backfill_assets.tables.table import asset_name
+
+        return self.settings.table(asset_name(name))

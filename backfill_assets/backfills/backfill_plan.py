@@ -19,7 +19,7 @@ from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.staleness.assess import REQUESTED
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, table_name
 from backfill_assets.tables.table_options import most_rows_figure
 
 
@@ -469,11 +469,14 @@ def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
 
 
 def materialize_command(
-    keys: Sequence[dg.AssetKey], days: partitions.Window, pages: Sequence[dg.AssetKey] = ()
+    keys: Sequence[dg.AssetKey],
+    days: partitions.Window,
+    pages: Sequence[dg.AssetKey] = (),
+    part: str = "",
 ) -> list[str]:
-    """The command of one run of tables: Dagster's own, which takes no days with gaps."""
-    if isinstance(days, partitions.DaySet):
-        text, names = str(days).replace(" ", ""), [key.path[-1] for key in keys]
+    """The command of one run of tables: Dagster's own, unless the days have gaps, or a part."""
+    if isinstance(days, partitions.DaySet) or part:
+        text, names = str(days).replace(" ", ""), [table_name(key.path[-1], part) for key in keys]
         return ["backfill-assets", "materialize", text, "--select", ",".join(names)]
     command = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
     window = f"{days.start}...{days.end - partitions.DAY}"

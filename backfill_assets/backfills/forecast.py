@@ -112,11 +112,12 @@ def past_runs(instance: dg.DagsterInstance, deployment: Deployment) -> list[tupl
 def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     """The days that the partitions of a run have: of a month, all of its days."""
     partitions = days_of_run(run.tags) or ()
-    tables = deployment.tables
+    assets = deployment.graph.assets
     names = [key.path[-1] for key in run.asset_selection or ()]
     # Dagster runs tables of one grain together; a run of a whole job names none.
     job_grain = None if names else Grain.of_job(run.job_name)
-    grain = job_grain or next((tables[name].grain for name in names if name in tables), Grain.DAILY)
+    grains = (assets[name][0].grain for name in names if name in assets)
+    grain = job_grain or next(grains, Grain.DAILY)
     return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 
 

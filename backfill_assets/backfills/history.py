@@ -13,7 +13,7 @@ from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days_by_table, own_commits, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan, find_runs
 from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, describe_progress
-from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.calendar.partitions import days_of_run, format_ranges, part_of_run
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
@@ -233,7 +233,9 @@ def _run_command(run: dg.DagsterRun) -> str:
     if days is None or not selected:
         return ""
     return shlex.join(
-        backfill_plan.materialize_command(sorted(selected, key=dg.AssetKey.to_user_string), days)
+        backfill_plan.materialize_command(
+            sorted(selected, key=dg.AssetKey.to_user_string), days, part=part_of_run(run.tags)
+        )
     )
 
 

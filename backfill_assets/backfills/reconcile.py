@@ -30,7 +30,7 @@ from backfill_assets.backfills.diff import (
 )
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
-from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
+from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges, split_key
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -39,6 +39,7 @@ from backfill_assets.report import Report
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.table import table_name
 
 _NEVER = float("inf")
 
@@ -139,9 +140,9 @@ def _days_by_table(
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
         for key, subset in subsets.items():
-            if key.path[-1] in ledgers:
-                partition_days = map(date.fromisoformat, subset.get_partition_keys())
-                days[key.path[-1]].update(partition_days)
+            for day, part in map(split_key, subset.get_partition_keys()):
+                if (name := table_name(key.path[-1], part)) in ledgers:
+                    days[name].add(day)
     return days
 
 
@@ -154,27 +155,28 @@ def _days_reported(
     hold, or with a file that it does not accept.
     """
     return {
-        (key.path[-1], date.fromisoformat(event.partition))
+        (name, day)
         for run in runs
         if run.status is not dg.DagsterRunStatus.SUCCESS
         for entry in instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
         )
-        if (key := (event := entry.get_dagster_event()).asset_key)
-        and event.partition
-        and key.path[-1] in tables
+        if (key := (event := entry.get_dagster_event()).asset_key) and event.partition
+        for day, part in [split_key(event.partition)]
+        if (name := table_name(key.path[-1], part)) in tables
     }
 
 
 def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
     """The days of tables that a run was asked for; of a whole job, those of its grain."""
     window, job_grain = days_of_run(run.tags), Grain.of_job(run.job_name)
-    selected = {key.path[-1] for key in run.asset_selection or ()} or {
-        name for name, ledger in ledgers.items() if job_grain in (None, ledger.table.grain)
-    }
-    for table in ledgers.keys() & selected if window else ():
-        for day in ledgers[table].table.grain.partitions_of(window or ()):
-            yield table, day
+    selected = {key.path[-1] for key in run.asset_selection or ()}
+    for name, ledger in ledgers.items() if window else ():
+        table = ledger.table
+        is_asked = table.asset_name in selected if selected else job_grain in (None, table.grain)
+        for day in table.grain.partitions_of(window or ()) if is_asked else ():
+            if table.is_in_run(run.tags):
+                yield name, day
 
 
 def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterator[str]:

@@ -288,15 +288,15 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
     """Materialize days of assets in this process; whether it succeeded."""
     import dagster as dg
 
-    from backfill_assets.calendar.partitions import Grain, Window
+    from backfill_assets.calendar.partitions import Window
     from backfill_assets.dagster_ext.internals import ReconstructableRepository
     from backfill_assets.deployment import Deployment
     from backfill_assets.settings import load_settings
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     definition = repository.get_definition()
-    keys = [*map(Deployment(load_settings()).asset_key, assets)]
-    grain = Grain.from_partitions_def(definition.asset_graph.get(keys[0]).partitions_def)
+    deployment = Deployment(load_settings())
+    keys = [*map(deployment.asset_key, assets)]
     job = definition.get_implicit_job_def_for_assets(keys)
     assert job is not None
     with dg.DagsterInstance.get() as instance:
@@ -304,7 +304,7 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
             repository.get_reconstructable_job(job.name),
             instance=instance,
             asset_selection=keys,
-            tags={**tags, **grain.run_tags(Window.parse(text))},
+            tags={**tags, **deployment.tables[assets[0]].run_tags(Window.parse(text))},
         )
     return result.success
 

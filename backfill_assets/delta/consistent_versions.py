@@ -42,7 +42,9 @@ def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     No table may have an open day that is behind its inputs.
     """
     current = {
-        name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
+        ledger.table.asset_name: ledger.version
+        for ledger in ledgers.values()
+        if ledger.version is not None
     }
     try:
         if versions_that_belong_together(warehouse) == current:

@@ -223,7 +223,13 @@ def read_migration(url: str, table: Table) -> migration_plan.Migration | None:
     ledger = read_ledger(url, table)
     if ledger.version is None:
         return None
-    return migration_plan.plan_migration(ledger, _null_days(url, ledger))
+    migration = migration_plan.plan_migration(ledger, _null_days(url, ledger))
+    if table.part and migration.changes:
+        migration.refused.append(
+            "its columns are those of all parts, which are not migrated together: move its folder "
+            "away, and launch its days"
+        )
+    return migration
 
 
 def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
@@ -235,7 +241,7 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
         if not column.nullable:
             required |= {name, renamed_from(column)}
     names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in required]
-    if not names or ledger.metadata.partitioned_by != (table.partition,):
+    if not names or ledger.metadata.partitioned_by != table.partition_columns:
         return {}
     actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
     null_days: dict[str, dict[date, int | None]] = {name: {} for name in names}

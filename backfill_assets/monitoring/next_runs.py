@@ -29,7 +29,7 @@ from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_d
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, asset_name
 
 #: The most runs of one batch; those of the same tables count as one.
 BATCH_SIZE = 5
@@ -156,7 +156,12 @@ def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
     """Yield tables that one run may build, and whether downstream ones are built with a table."""
     for tables, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
         for cadence in Grain:
-            yield [name for name in tables if graph.tables[name].grain is cadence], together
+            chains: dict[tuple[str, str], list[str]] = {}
+            for name in tables:
+                table = graph.tables[name]
+                if table.grain is cadence:
+                    chains.setdefault((table.job_name, table.part), []).append(name)
+            yield from ((chain, together) for chain in chains.values())
 
 
 def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
@@ -348,7 +353,8 @@ class RunPlanner:
         """Return the command for a request."""
         assets = assets_of(request.tables, self.deployment.tables)
         keys, table_count = [*map(self.deployment.asset_key, assets)], len(request.tables)
-        return materialize_command(keys[:table_count], request.window, keys[table_count:])
+        part = self.deployment.tables[request.tables[0]].part
+        return materialize_command(keys[:table_count], request.window, keys[table_count:], part)
 
     def next_batch(
         self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
@@ -569,4 +575,5 @@ def _written_tables(
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
         entries = instance.all_logs(run.run_id, of_type=planned)
         keys = {key for entry in entries if (key := entry.get_dagster_event().asset_key)}
-    return frozenset(key.path[-1] for key in keys).intersection(tables)
+    assets = {key.path[-1] for key in keys}
+    return frozenset(name for name in tables if asset_name(name) in assets)

@@ -22,7 +22,6 @@ from backfill_assets.backfills.changes import RowOrigins, backfill_ids_of, chang
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
-from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions
@@ -331,7 +330,6 @@ def has_days_in_production(deployment: Deployment, target: Target) -> bool:
 def switch_over(
     publisher: DeltaIOManager,
     deployment: Deployment,
-    graph: BaseAssetGraph,
     code: Code,
     name: str,
     run_id: str,
@@ -346,7 +344,6 @@ def switch_over(
     Args:
         publisher: reads and publishes in production.
         deployment: whose tables they are.
-        graph: the assets.
         code: the present code, which must have built the target.
         name: the target's name.
         run_id: the run that switches over.
@@ -363,7 +360,7 @@ def switch_over(
     target = targets.load_target(deployment, name)
     if not target.switching or target.undoing:
         targets.raise_if_busy(target)
-        target = _begin_switch(deployment, graph, code, target, tags.get(REASON_TAG, ""), only_days)
+        target = _begin_switch(deployment, code, target, tags.get(REASON_TAG, ""), only_days)
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_columns(deployment, target)
     switched = []
@@ -455,7 +452,6 @@ def _refuse_other_columns(deployment: Deployment, target: Target) -> None:
 
 def _begin_switch(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     code: Code,
     target: Target,
     reason: str,
@@ -473,7 +469,7 @@ def _begin_switch(
     build.refuse_migrated(deployment, target, current)
     build.refuse_external_changes(deployment, target, current)
     problems = []
-    for name, by_day in build.stale_days(deployment, graph, target, code, only_days).items():
+    for name, by_day in build.stale_days(deployment, target, code, only_days).items():
         reasons = "; ".join(
             dict.fromkeys(
                 forecast.reason or forecast.outcome.value
@@ -486,7 +482,7 @@ def _begin_switch(
         commands = ", ".join(
             f"`backfill-assets backfill {window} --target {target.name}`"
             for window in target.requested_windows
-            if build.stale_days(deployment, graph, target, code, window)
+            if build.stale_days(deployment, target, code, window)
         )
         raise TargetError(
             f"target {target.name} is not switched over, as it is not as it would be made now: "
@@ -494,7 +490,7 @@ def _begin_switch(
             f"that is to be deployed: {commands}."
         )
     refuse_uncompared(deployment, target, versions, current)
-    days = build.days_of_target(deployment, graph, target, only_days)
+    days = build.days_of_target(deployment, target, only_days)
     for name, table_days in days.items():
         cloned = build.days_to_clone(deployment, target, name, table_days)
         cloned.raise_if_files_missing(

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, cached_property
@@ -25,10 +25,20 @@ from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, describe_value, locate_message
-from backfill_assets.tables.derived import Derived, versions_in
+from backfill_assets.tables.derived import (
+    ALL,
+    SELF,
+    Corrections,
+    Current,
+    Derived,
+    Reads,
+    corrections_table,
+    current_table,
+    versions_in,
+)
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Dependency, Inputs, Table
+from backfill_assets.tables.table import Dependency, Inputs, Table, table_name
 from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -63,6 +73,14 @@ class Graph:
         return {name: table.inputs(self.policy) for name, table in self.tables.items()}
 
     @cached_property
+    def assets(self) -> Mapping[str, list[Table]]:
+        """The tables of each asset, by its name: one, or one for each part of its dimension."""
+        tables: dict[str, list[Table]] = {}
+        for table in self.tables.values():
+            tables.setdefault(table.asset_name, []).append(table)
+        return tables
+
+    @cached_property
     def sources(self) -> Mapping[str, Source]:
         """The sources, by the name of the raw log."""
         return {
@@ -71,10 +89,18 @@ class Graph:
             if isinstance(table, SourceTable)
         }
 
+    @property
+    def parts_of_sources(self) -> list[list[Source]]:
+        """Each source as a list of its parts; of one without a second dimension, itself."""
+        parts: dict[str, list[Source]] = {}
+        for source in self.sources.values():
+            parts.setdefault(source.name, []).append(source)
+        return [*parts.values()]
+
     @cached_property
     def sources_by_name(self) -> Mapping[str, Source]:
         """The sources, by their own name."""
-        return {source.name: source for source in self.sources.values()}
+        return {source.full_name: source for source in self.sources.values()}
 
     def find_source(self, name: str) -> Source:
         """The source of a name.
@@ -177,7 +203,9 @@ class Graph:
         return tuple(
             name
             for name in (*self.landed_tables, *self.by_log_day)
-            if self.source_logs(name) == frozenset([log]) and self.tables[name].grain is Grain.DAILY
+            if self.source_logs(name) == frozenset([log])
+            and self.tables[name].grain is Grain.DAILY
+            and self.tables[name].part == self.tables[log].part
         )
 
     def direct_inputs(self, name: str) -> list[str]:
@@ -343,7 +371,68 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
         if isinstance(table, Derived):
             _check_versions(tables_path, tables, table)
     collect_lookups(tables, tables_path)
-    return Graph(tables, policy)
+    return Graph(expand_parts(tables), policy)
+
+
+def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables, with one for each part in place of a table that has a second dimension.
+
+    A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
+    due, final, held back or undone.
+    """
+    tables: dict[str, Table] = {}
+
+    def find(table: Table, part: str) -> Any:
+        return tables.get(table_name(table.name, part)) or tables.get(table.name, table)
+
+    for name, table in declared.items():
+        for part in table.dimension.values if table.dimension else [""]:
+            if isinstance(table, SourceTable):
+                source = table.source.parts[part] if part else table.source
+                built: Table = next(t for t in source.tables if t.role is table.role)
+            elif isinstance(table, Derived):
+                built = _with_parts(table, part, find)
+            elif isinstance(table, Current) and part:
+                of = find(table.base, part)
+                built = current_table(of, name=table_name(name, part), doc=table.model.__doc__)
+            elif isinstance(table, Corrections) and part:
+                pair = find(table.facts, part), find(table.current, part)
+                doc = table.model.__doc__
+                built = corrections_table(*pair, name=table_name(name, part), doc=doc)
+            else:
+                built = table
+            tables[built.name] = built
+    return tables
+
+
+def _with_parts(table: Derived, part: str, find: Callable[[Table, str], Any]) -> Derived:
+    """A derived table whose inputs are parts: the same one, or some of an input without parts."""
+    others = [read.table for read in table.inputs_by_day.values() if read.table is not table]
+    if not part and not any(t.dimension or find(t, "") is not t for t in others):
+        return table
+    reads: dict[str, Reads] = {}
+    for parameter, read in table.reads.items():
+        dimension = read.table.dimension
+        if read.table is table:
+            reads[parameter] = replace(read, table=SELF)
+        elif dimension is None or part:
+            reads[parameter] = replace(read, table=find(read.table, part))
+        else:
+            for value in dimension.values if read.parts == ALL else read.parts or ():
+                table_of_part = find(read.table, value)
+                name = table_name(parameter, value)
+                reads[name] = replace(read, table=table_of_part, parts=[value])
+    return replace(
+        table,
+        name=table_name(table.name, part),
+        first=table_name(table.first, part),
+        part=part,
+        reads=reads,
+        published={
+            parameter: replace(published, table=find(published.table, part))
+            for parameter, published in table.published.items()
+        },
+    )
 
 
 def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tuple[str, ...]:

@@ -305,6 +305,11 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         *_field_reasons(source, verbatim, typed_fields),
         F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
+        *(
+            F.when(F.col(name) != part, f"bad {name}: its folder says {part}")
+            for name, part in source.raw.part_values.items()
+            if name in source.fields
+        ),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
     ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
@@ -319,6 +324,11 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         (F.col(REASON).isNull() & reduce(Column.__or__, ambiguous, F.lit(False))).alias(AMBIGUOUS),
         LACKING,
         *source.fields,
+        *(
+            F.lit(part).alias(name)
+            for name, part in source.raw.part_values.items()
+            if name not in source.fields
+        ),
     )
 
 
@@ -385,7 +395,10 @@ def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
     """Return the rejected lines of a result of `read_versions`."""
     source_columns = {"text": TEXT, "reason": REASON}
     columns = [
-        F.col(source_columns.get(name, name)).alias(name) for name in source.rejected.columns
+        F.lit(source.part).alias(name)
+        if name in source.rejected.part_values
+        else F.col(source_columns.get(name, name)).alias(name)
+        for name in source.rejected.columns
     ]
     return read.where(F.col(REASON).isNotNull()).select(*columns)
 

@@ -360,7 +360,4 @@ def tick_planned_backfills(pipeline: Pipeline) -> str:
 def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
     request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
-    graph = pipeline.repository.asset_graph
-    return backfill_jobs.create_plan(
-        pipeline.deployment, graph, pipeline.instance, pipeline.code, request
-    )
+    return backfill_jobs.create_plan(pipeline.deployment, pipeline.instance, pipeline.code, request)
