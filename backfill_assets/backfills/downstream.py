@@ -58,13 +58,13 @@ class UndoScope:
 
 
 def undo_scopes(
-    snapshot: Snapshot, name: str, days: Container[date] | None = None
+    snapshot: Snapshot, name: str, days: Container[date] | None = None, part: str = ""
 ) -> dict[str, UndoScope]:
     """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
-    is_direct = commits_of(name, days)
     undone_by_table: dict[str, _UndoneDays] = {}
     scopes: dict[str, UndoScope] = {}
     for table, ledger in snapshot.ledgers.items():
+        is_direct = commits_of(name, days if part in ("", ledger.table.part) else ())
         origins = RowOrigins(ledger)
         inputs = _UndoneInputs(snapshot, table, undone_by_table)
         commits = _UndoneCommits(ledger, origins, inputs, name, is_direct)

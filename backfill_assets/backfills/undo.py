@@ -56,6 +56,7 @@ def undo_backfill(
     run_id: str,
     tags: Mapping[str, str],
     days: Container[date] | None = None,
+    part: str = "",
 ) -> Iterator[tuple[Table, list[types.DayResult]]]:
     """Revert the days that a backfill wrote and the days downstream of them, table by table.
 
@@ -68,6 +69,7 @@ def undo_backfill(
         run_id: the run that undoes.
         tags: tags of that run.
         days: only these of the written days, and the days downstream of them; None for all.
+        part: only the days of this part of tables with a second dimension, and those downstream.
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
@@ -76,7 +78,7 @@ def undo_backfill(
             commits meanwhile.
         PublishError: a commit failed; the message says which table, and what to do next.
     """
-    request = _UndoRequest(deployment, name, days)
+    request = _UndoRequest(deployment, name, days, part)
     plan = request.current_plan()
     if plan.problems:
         raise UndoRefusedError(
@@ -180,10 +182,11 @@ def plan_undo(
     name: str,
     days: Container[date] | None = None,
     ledgers: Ledgers | None = None,
+    part: str = "",
 ) -> UndoPlan:
     """What `undo_backfill` reverts now, or as of some ledgers; writes nothing."""
     snapshot = Snapshot.from_deployment(deployment, ledgers or read_ledgers(deployment))
-    return UndoPlan(deployment, name, undo_scopes(snapshot, name, days))
+    return UndoPlan(deployment, name, undo_scopes(snapshot, name, days, part))
 
 
 def _schema_version_at(url: str, version: int) -> int:
@@ -193,8 +196,10 @@ def _schema_version_at(url: str, version: int) -> int:
 class _UndoRequest:
     """One undo request; caches its plan until a table has a new version, and audits."""
 
-    def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
-        self.deployment, self.name, self.days = deployment, name, days
+    def __init__(
+        self, deployment: Deployment, name: str, days: Container[date] | None, part: str
+    ) -> None:
+        self.deployment, self.name, self.days, self.part = deployment, name, days, part
         #: By table, the version and the versions of the old rows that were audited, and these.
         self.audited: dict[str, tuple[object, AuditedDays]] = {}
         self._cached: tuple[dict[str, int | None], UndoPlan] | None = None
@@ -204,7 +209,7 @@ class _UndoRequest:
         ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if self._cached is None or versions != self._cached[0]:
-            plan = plan_undo(self.deployment, self.name, self.days, ledgers)
+            plan = plan_undo(self.deployment, self.name, self.days, ledgers, self.part)
             self._cached = versions, plan
         return self._cached[1]
 
@@ -478,7 +483,7 @@ class _TableUndo:
         for names, expected in recorded.items():
             reader = self.publisher.engine.spark_session.read.format("delta")
             rows = reader.option("versionAsOf", version).load(self.publisher.url(self.table))
-            rows = rows.where(partitions.days_condition(expected, self.table.partition))
+            rows = rows.where(self.table.days_condition(expected))
             given = digests_by_day(rows.select(*map(quote_name, names)), self.table.partition)
             wrong |= {
                 day

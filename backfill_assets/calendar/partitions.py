@@ -60,6 +60,23 @@ def parse_calendar_days(text: str, settings: Settings, now: datetime | None = No
     )
 
 
+def parse_days_and_part(
+    text: str, settings: Settings, now: datetime | None = None
+) -> tuple["Window | None", str]:
+    """The days that a person requests, and the part, as `2024-01-05...07/eu`.
+
+    Without days, those of the calendar if there is a part, else None for all.
+
+    Raises:
+        ValueError: as `parse_calendar_days`.
+    """
+    days_text, _, part = text.partition(PART_MARK)
+    if days_text:
+        return parse_calendar_days(days_text, settings, now), part
+    bounds = calendar_bounds(settings, now) if part else None
+    return Window(bounds[0], bounds[1] + DAY) if bounds else None, part
+
+
 def parse_single_day(text: str) -> date:
     """The day that a person names, on the calendar or not.
 

@@ -105,7 +105,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
     "plan --from backfill.yaml",
 )
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @backfill_options
 @parameters.target_option
 @_full_option

@@ -38,7 +38,7 @@ _RECENT_RUNS = 1000
     "materialize --failed-of aecrkdop",
     "materialize --stale --yes",
 )
-@click.argument("partitions", type=parameters.Partitions(gaps=True), required=False)
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True, required=False)
 @parameters.select_option
 @click.option("--failed-of", metavar="BACKFILL", help="Days that it launched and did not publish.")
 @click.option("--stale", is_flag=True, help="Days behind their input, and those that read them.")
@@ -107,7 +107,7 @@ _CLOSE_HELP = "Why, for the record."
 
 @command("close visits 2024-01-06,2024-01-07 --reason 'public holiday'")
 @click.argument("source")
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @click.option("--reason", required=True, help=_CLOSE_HELP)
 def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
     """Say that nothing will come for arrival days of a source.
@@ -120,7 +120,7 @@ def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
 
 @command("reopen visits 2024-01-06 --reason 'it comes on Monday'")
 @click.argument("source")
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @click.option("--reason", required=True, help=_CLOSE_HELP)
 def reopen(out: Output, source: str, partitions: Window, reason: str) -> Status:
     """Wait again for the folders of arrival days that were closed.

@@ -363,9 +363,7 @@ class Writer:
         """
         table, view = self.table, f"merge_{uuid4().hex}"
         # Days as literals: a merge without them conflicts with writers of all other days.
-        days_condition = partitions.days_condition(days, table.partition, relation="t")
-        for column, part in table.part_values.items():
-            days_condition = f"({days_condition}) AND t.`{column}` = '{part}'"
+        days_condition = table.days_condition(days, relation="t")
         same_values = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:

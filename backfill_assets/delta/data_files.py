@@ -34,7 +34,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window, days_condition
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, files_of_part, read_metadata
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
@@ -386,7 +386,7 @@ def rows_as_of(
         return rows.select(*table.columns)
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
     if days is not None:
-        rows = rows.where(days_condition(days, table.partition))
+        rows = rows.where(table.days_condition(days))
     for column, part in table.part_values.items():
         rows = rows.where(F.col(column) == part)
     return table.with_current_columns(rows)

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 
 from backfill_assets.audit.verdicts import NO_ROWS, measure_days, rows_differ
-from backfill_assets.calendar.partitions import days_condition, format_ranges
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits, ledger_reader
 from backfill_assets.delta.commit_log import CommitLog
@@ -295,9 +295,7 @@ class _TableMaintenance:
         if self.dry_run or not days:
             self.compacted = days
             return
-        condition = f"({days_condition(days, self.table.partition)})"
-        for column, part in self.table.part_values.items():
-            condition += f" AND `{column}` = '{part}'"
+        condition = self.table.days_condition(days)
         self._run_sql(f"OPTIMIZE {self._sql_name} WHERE {condition}")
         log = load_log(self.url)
         assert log is not None

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
-from backfill_assets.calendar.partitions import days_condition, to_ranges, to_windows
+from backfill_assets.calendar.partitions import to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
@@ -372,7 +372,7 @@ def _rewrite_days(
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
     for start in range(0, len(remaining_days), CHUNK_DAYS):
         days = remaining_days[start : start + CHUNK_DAYS]
-        frame = table.with_current_columns(rows.where(days_condition(days, table.partition)))
+        frame = table.with_current_columns(rows.where(table.days_condition(days)))
         files = writer.write_rows(frame, days, None, rebalance=True)
         staged.files |= files
         staged.source_files |= {day: frozenset(source_files[day]) for day in days}

@@ -9,7 +9,7 @@ from pydantic import Field
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.diff import as_table
 from backfill_assets.backfills.undo import NothingToUndoError
-from backfill_assets.calendar.partitions import parse_calendar_days
+from backfill_assets.calendar.partitions import parse_calendar_days, parse_days_and_part
 from backfill_assets.dagster_ext.failures import is_retry
 from backfill_assets.dagster_ext.internals import one_op_job
 from backfill_assets.delta import targets
@@ -212,10 +212,10 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
-            days = parse_calendar_days(config.days, deployment.settings) if config.days else None
+            days, part = parse_days_and_part(config.days, deployment.settings)
             switch.refuse_undo(deployment, context.instance, names, days)
             for table, day_results in switch.undo_backfill_or_switch(
-                publisher, deployment, context.instance, names, context.run.run_id, tags, days
+                publisher, deployment, context.instance, names, context.run.run_id, tags, days, part
             ):
                 context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
                 for events in publisher.events(context.instance, table, day_results):

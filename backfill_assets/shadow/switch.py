@@ -70,6 +70,7 @@ def undo_backfill_or_switch(
     run_id: str,
     tags: Mapping[str, str],
     days: Window | None = None,
+    part: str = "",
 ) -> Iterator[tuple[Table, list[DayResult]]]:
     """Undo a backfill, as `undo.undo_backfill` does, or a switch-over.
 
@@ -81,7 +82,8 @@ def undo_backfill_or_switch(
         TargetError: single days cannot be undone, or a switch-over run is active.
     """
     name, *_ = names
-    undo_days = partial(_undo_marked, publisher, deployment, name, run_id, tags, days)
+    mark = _UndoMark(name=name, days=None if days is None else tuple(to_ranges(days)), part=part)
+    undo_days = partial(_undo_marked, publisher, deployment, mark, run_id, tags, days)
     target = _find_target(deployment, names)
     if target is None:
         yield from undo_days()
@@ -112,21 +114,29 @@ class _UndoMark(BaseModel, frozen=True):
     Attributes:
         name: of what is undone.
         days: only these, as ranges; None for all.
+        part: only those of this part; empty for all.
     """
 
     name: str
     days: tuple[str, ...] | None
+    part: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content of the file, and what names it."""
+        return self.model_dump_json(exclude=None if self.part else {"part"})
 
     @property
     def file(self) -> str:
         """The name of the file; the same undo that is asked for again has the same."""
-        return f"{_UNDO_MARK}{uuid5(NAMESPACE_OID, self.model_dump_json())}.json"
+        return f"{_UNDO_MARK}{uuid5(NAMESPACE_OID, self.text)}.json"
 
     def is_half_done(self, deployment: Deployment) -> bool:
         """Whether days are put back, and others still hold what is undone."""
         ledgers = read_ledgers(deployment)
         days = None if self.days is None else frozenset(from_ranges(self.days))
-        scopes = undo_scopes(Snapshot.from_deployment(deployment, ledgers), self.name, days)
+        snapshot = Snapshot.from_deployment(deployment, ledgers)
+        scopes = undo_scopes(snapshot, self.name, days, self.part)
         return any(scope.already_reverted for scope in scopes.values()) and any(
             RowOrigins(ledgers[table]).holds_result(day, change)
             for table, scope in scopes.items()
@@ -137,16 +147,15 @@ class _UndoMark(BaseModel, frozen=True):
 def _undo_marked(
     publisher: DeltaIOManager,
     deployment: Deployment,
-    name: str,
+    mark: _UndoMark,
     run_id: str,
     tags: Mapping[str, str],
     days: Window | None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
     """Undo as `undo_backfill` does; if it is killed halfway, its mark tells."""
-    mark = _UndoMark(name=name, days=None if days is None else tuple(to_ranges(days)))
-    replace_file(deployment.settings.warehouse, mark.file, mark.model_dump_json().encode())
+    replace_file(deployment.settings.warehouse, mark.file, mark.text.encode())
     try:
-        yield from undo_backfill(publisher, deployment, name, run_id, tags, days)
+        yield from undo_backfill(publisher, deployment, mark.name, run_id, tags, days, mark.part)
     except UndoRefusedError:
         _remove_mark(deployment, mark)
         raise

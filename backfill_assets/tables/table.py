@@ -25,6 +25,7 @@ from backfill_assets.calendar.partitions import (
     PART_MARK,
     Dimension,
     Grain,
+    days_condition,
     range_of_run,
     split_key,
 )
@@ -169,6 +170,13 @@ class Table(table_options.TableOptions):
     def part_values(self) -> Mapping[str, str]:
         """The value of the column of the part; empty without a part."""
         return {self.dimension.name: self.part} if self.dimension and self.part else {}
+
+    def days_condition(self, days: Iterable[date], *, relation: str = "") -> str:
+        """The SQL condition for the rows of some days, in the part of the table if it is one."""
+        condition = days_condition(days, self.partition, relation=relation)
+        prefix = relation and f"{relation}."
+        parts = [f"{prefix}`{column}` = '{part}'" for column, part in self.part_values.items()]
+        return " AND ".join([f"({condition})", *parts]) if parts else condition
 
     def partitions_def(self, settings: Settings) -> dg.PartitionsDefinition:
         """The partitions definition for Dagster."""
