@@ -171,4 +171,5 @@ def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expect
     run = Mock(tags=tags, asset_selection=selection, job_name=grain.name.lower())
     records = [Mock(dagster_run=run, start_time=1.0, end_time=5.0)]
     instance = Mock(get_run_records=lambda *_, **__: records)
-    assert past_runs(instance, Mock(tables={"totals": Mock(grain=grain)})) == [(expected, 4.0)]
+    graph = Mock(assets={"totals": [Mock(grain=grain)]})
+    assert past_runs(instance, Mock(graph=graph)) == [(expected, 4.0)]

@@ -18,6 +18,7 @@ from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import (
     DATE_DIMENSION,
     DaySet,
+    Grain,
     Window,
     partitions_of_run,
     split_key,
@@ -95,7 +96,8 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[s
     except dg.DagsterError:  # it reports that itself
         return
     jobs = {t.asset_name: t.job_name for t in tables.values()}
-    names = [*dict.fromkeys(jobs[name] for key in keys if (name := key.path[-1]) in jobs)]
+    selected = {jobs[name] for key in keys if (name := key.path[-1]) in jobs}
+    names = [job for job in _job_names(tables) if job in selected]
     if len(names) > 1:
         days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
         tags = [f"tag:{GRAIN_TAG}={name}" for name in names]
@@ -104,6 +106,12 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], tables: Mapping[s
             f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
             f"one command after the other: {', '.join(tags)}. Nothing was run."
         )
+
+
+def _job_names(tables: Mapping[str, Table]) -> list[str]:
+    """Return the names of the jobs of the tables: days first, then weeks and months."""
+    in_order = sorted(tables.values(), key=lambda table: [*Grain].index(table.grain))
+    return [*dict.fromkeys(table.job_name for table in in_order)]
 
 
 def _range_of_command() -> str:

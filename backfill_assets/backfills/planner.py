@@ -96,12 +96,27 @@ def split_runs(
                 group.names.append(name)
             else:
                 groups.append(table)
-    for group in groups:
+    for group in _join_parts(deployment, groups):
         if any(carries_state(deployment.tables[name]) for name in group.names):
             # Each is built from the one before.
             yield from ((group.names, [window]) for window in group.windows)
         else:
             yield group.names, group.windows
+
+
+def _join_parts(deployment: Deployment, groups: Iterable[RunGroup]) -> list[RunGroup]:
+    """Groups of the same days, without gaps, of the parts of the same tables as one group."""
+    joined: list[RunGroup] = []
+    for group in groups:
+        for n, other in enumerate(joined):
+            has_gaps = any(isinstance(window, partitions.DaySet) for window in group.windows)
+            is_alike = group.days == other.days and not has_gaps
+            if is_alike and deployment.graph.follows_part(group.names, other.names):
+                joined[n] = other._replace(names=[*other.names, *group.names])
+                break
+        else:
+            joined.append(group)
+    return joined
 
 
 def _find_group(

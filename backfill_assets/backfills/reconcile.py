@@ -39,7 +39,7 @@ from backfill_assets.report import Report
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.table import table_name
+from backfill_assets.tables.table import asset_name, table_name
 
 _NEVER = float("inf")
 
@@ -139,10 +139,11 @@ def _days_by_table(
     for launch in launches:
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
+        assets = {asset_name(name) for name in ledgers}
         for key, subset in subsets.items():
-            for day, part in map(split_key, subset.get_partition_keys()):
-                if (name := table_name(key.path[-1], part)) in ledgers:
-                    days[name].add(day)
+            asset = key.path[-1]
+            for day, part in map(split_key, subset.get_partition_keys() if asset in assets else ()):
+                days[table_name(asset, part)].add(day)
     return days
 
 
@@ -154,16 +155,18 @@ def _days_reported(
     Another run's event is no proof: it may pass over a day that these were to compute, as one on
     hold, or with a file that it does not accept.
     """
+    assets = {asset_name(name) for name in tables}
     return {
-        (name, day)
+        (table_name(key.path[-1], part), day)
         for run in runs
         if run.status is not dg.DagsterRunStatus.SUCCESS
         for entry in instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
         )
-        if (key := (event := entry.get_dagster_event()).asset_key) and event.partition
+        if (key := (event := entry.get_dagster_event()).asset_key)
+        and event.partition
+        and key.path[-1] in assets
         for day, part in [split_key(event.partition)]
-        if (name := table_name(key.path[-1], part)) in tables
     }
 
 

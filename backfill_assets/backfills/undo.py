@@ -69,7 +69,7 @@ def undo_backfill(
         run_id: the run that undoes.
         tags: tags of that run.
         days: only these of the written days, and the days downstream of them; None for all.
-        part: only the days of this part of tables with a second dimension, and those downstream.
+        part: only those of this part of tables with a second dimension.
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
@@ -181,8 +181,8 @@ def plan_undo(
     deployment: Deployment,
     name: str,
     days: Container[date] | None = None,
-    ledgers: Ledgers | None = None,
     part: str = "",
+    ledgers: Ledgers | None = None,
 ) -> UndoPlan:
     """What `undo_backfill` reverts now, or as of some ledgers; writes nothing."""
     snapshot = Snapshot.from_deployment(deployment, ledgers or read_ledgers(deployment))
@@ -196,9 +196,7 @@ def _schema_version_at(url: str, version: int) -> int:
 class _UndoRequest:
     """One undo request; caches its plan until a table has a new version, and audits."""
 
-    def __init__(
-        self, deployment: Deployment, name: str, days: Container[date] | None, part: str
-    ) -> None:
+    def __init__(self, deployment: Deployment, name: str, days: Any, part: str) -> None:
         self.deployment, self.name, self.days, self.part = deployment, name, days, part
         #: By table, the version and the versions of the old rows that were audited, and these.
         self.audited: dict[str, tuple[object, AuditedDays]] = {}
@@ -209,7 +207,7 @@ class _UndoRequest:
         ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if self._cached is None or versions != self._cached[0]:
-            plan = plan_undo(self.deployment, self.name, self.days, ledgers, self.part)
+            plan = plan_undo(self.deployment, self.name, self.days, self.part, ledgers)
             self._cached = versions, plan
         return self._cached[1]
 

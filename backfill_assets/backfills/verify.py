@@ -27,7 +27,7 @@ from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.graph import buildable_tables
-from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table, run_tags
 
 _UNEXPLAINED = (
     "nothing that it is made of has changed since: the files of an input were changed behind its "
@@ -349,13 +349,13 @@ class _Verification:
                 self.destination.record_failure(self.publisher, name, days, error)
 
     def _materialize(self, days: Sequence[date], tables: Sequence[str]) -> None:
-        table = self.destination.ledgers[tables[0]].table
+        declared = [self.destination.ledgers[name].table for name in tables]
         dg.materialize(
             self.assets,
             selection=[*map(self.publisher.deployment.asset_key, tables)],
             instance=self.instance,
             resources=self.resources,
-            tags={**table.run_tags(days), CALLS_TAG: "none"},
+            tags={**run_tags(declared, days), CALLS_TAG: "none"},
             run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         )
 

@@ -342,11 +342,12 @@ def range_of_run(tags: Mapping[str, str]) -> tuple[str, str]:
     return first, tags.get(f"{_RANGE_TAG}end", first)
 
 
-def part_of_run(tags: Mapping[str, str]) -> str:
-    """The part of the first partition of a run, from its tags; empty if it has none."""
+def parts_of_run(tags: Mapping[str, str]) -> list[str]:
+    """The first and the last part of a run, or its only one, from its tags; none without parts."""
     with suppress(ValueError):
-        return split_key(range_of_run(tags)[0])[1]
-    return ""
+        parts = (split_key(key)[1] for key in range_of_run(tags))
+        return [*dict.fromkeys(filter(None, parts))]
+    return []
 
 
 def partitions_of_run(keys: Iterable[str], tags: Mapping[str, str]) -> Window:

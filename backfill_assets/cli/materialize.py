@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
     from backfill_assets.monitoring.next_runs import NightResult, Request, RunPlanner
+    from backfill_assets.tables.graph import Graph
     from backfill_assets.tables.table import Table
 
 
@@ -175,13 +176,12 @@ def _run_tables(
     for names, windows in split_runs(deployment, days_by_table):
         upstream = {table for name in names for table in deployment.graph.upstream_tables(name)}
         upstream |= {name for name in names if carries_state(deployment.tables[name])}
+        shown = ", ".join(deployment.graph.join_parts(names))
         for window in windows:
-            if waits_for := sorted(upstream & failed_tables):
-                out.print_text(
-                    f"Left     {', '.join(names)} [{window}], as {', '.join(waits_for)} failed"
-                )
+            if waits_for := deployment.graph.join_parts(sorted(upstream & failed_tables)):
+                out.print_text(f"Left     {shown} [{window}], as {', '.join(waits_for)} failed")
                 continue
-            out.print_note(f"Building {', '.join(names)} for {window} ...")
+            out.print_note(f"Building {shown} for {window} ...")
             # The tables of a group have the same days.
             later_days = [day for day in days_by_table[names[0]] if day >= window.end]
             run_tags = {**tags, **later_days_tags(later_days)}
@@ -348,7 +348,8 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         )
         if not find_busy_tables() and not state_store.active_ids(instance):
             save_consistent_versions(deployment, now)
-        status = _report_result(out, today, result, [*planner.blocked_days(today)])
+        blocked = [*planner.blocked_days(today)]
+        status = _report_result(out, today, result, blocked, deployment.graph)
         _note_days_left_out(out, planner, today)
         return status
 
@@ -396,12 +397,14 @@ def _report_result(
     today: date,
     result: NightResult,
     blocked: Sequence[tuple[str, Collection[date], str]],
+    graph: Graph,
 ) -> Status:
     """Print failed, blocked and waiting days; `FINDING` if any failed or cannot be built."""
     for request in result.waiting:
         out.print_text(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:
-        out.print_text(f"FAILED   {', '.join(request.tables)} [{request.window}]")
+        names = graph.join_parts(request.tables)
+        out.print_text(f"FAILED   {', '.join(names)} [{request.window}]")
     for table, days, reason in blocked:
         out.print_text(f"Blocked  {_describe_blocked(table, days, reason)}")
     if result.failed:
@@ -442,7 +445,8 @@ def _run_request(
     from backfill_assets.publish.types import NIGHT_TAG, later_days_tags
 
     activity = "Loading" if kind == LOAD else "Building"
-    out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
+    names = planner.deployment.graph.join_parts(request.tables)
+    out.print_note(f"{activity} {', '.join(names)} for {request.window} ...")
     assets = assets_of(request.tables, planner.deployment.tables)
     tags = {NIGHT_TAG: "true", **later_days_tags(later_days)}
     return run_days(out, folder, assets, request.window, tags)

@@ -59,7 +59,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from backfill_assets.calendar.partitions import DaySet, days_of_run, part_of_run, range_of_run
+from backfill_assets.calendar.partitions import DaySet, days_of_run, parts_of_run, range_of_run
 
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
@@ -356,7 +356,7 @@ class RunStorageWithGaps(SqlRunStorage):
             keys = [key for key in subset.get_partition_keys() if date.fromisoformat(key) in days]
             planned = subset.partitions_def.subset_with_partition_keys(keys)
             dagster_run = copy(dagster_run, partitions_subset=planned.to_serializable_subset())
-        elif isinstance(days, DaySet) and part_of_run(dagster_run.tags):
+        elif isinstance(days, DaySet) and parts_of_run(dagster_run.tags):
             first, _ = range_of_run(dagster_run.tags)
             keys = [first.replace(str(days.start), str(day)) for day in days]
             dagster_run = copy(dagster_run, partitions_subset=DefaultPartitionsSubset({*keys}))

@@ -472,11 +472,12 @@ def decode_version(line: bytes) -> int | None:
 
 def encoding_id(table: Table) -> str:
     """Identifies the form of `encode_commit`: raise its number when that form changes."""
+    fields = _EncodedRecord.__struct_encode_fields__
     return " ".join(
         [
             "4",
             *table.partition_columns,
-            *_EncodedRecord.__struct_encode_fields__,
+            *(name for name in fields if table.dimension or name != "part"),
             *PublishedDay.__struct_encode_fields__,
             *CommitDetails.__struct_encode_fields__,
         ]

@@ -32,7 +32,7 @@ from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.publish.types import LATER_DAYS_TAG
 from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
-from backfill_assets.tables.table import Table, table_name
+from backfill_assets.tables.table import Table, run_tags, table_name
 
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
 #: The check of every table, then those of frozen tables alone, with their descriptions.
@@ -418,15 +418,18 @@ def _run_request(
     monitor: Monitor, request: next_runs.Request, kind: str, night: date
 ) -> dg.RunRequest:
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
+    tables = monitor.deployment.tables
     return dg.RunRequest(
         run_key=_run_key(request, night),
         job_name=_first_table(monitor, request).job_name,
         asset_selection=[
-            monitor.deployment.asset_key(name)
-            for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
+            *dict.fromkeys(
+                monitor.deployment.asset_key(name)
+                for name in next_runs.assets_of(request.tables, tables)
+            )
         ],
         tags={
-            **_first_table(monitor, request).run_tags(request.window),
+            **run_tags([tables[name] for name in request.tables], request.window),
             # Before backfills in the queue, which have no priority.
             "dagster/priority": "1",
             next_runs.BATCH_TAG: kind,

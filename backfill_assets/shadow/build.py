@@ -37,7 +37,7 @@ from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Current
 from backfill_assets.tables.graph import buildable_tables
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, run_tags
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def build_stages(
                 resources=resources,
                 tags={
                     REASON_TAG: request.reason or target.reason,
-                    **deployment.tables[selection[0]].run_tags(days),
+                    **run_tags([deployment.tables[name] for name in selection], days),
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 raise_on_error=False,

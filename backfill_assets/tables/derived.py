@@ -32,6 +32,7 @@ from backfill_assets.tables.table import (
     Lineage,
     Table,
     decided_by,
+    table_name,
 )
 from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import LookupAnswers, Unpartitioned, UnpartitionedInput
@@ -533,3 +534,64 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
         },
     }
     return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns)
+
+
+def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables, with one for each part in place of a table that has a second dimension.
+
+    A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
+    due, final, held back or undone.
+    """
+    tables: dict[str, Table] = {}
+
+    def find(table: Table, part: str) -> Any:
+        return tables.get(table_name(table.name, part)) or tables.get(table.name, table)
+
+    for name, table in declared.items():
+        for part in table.dimension.values if table.dimension else [""]:
+            if isinstance(table, SourceTable):
+                source = table.source.parts[part] if part else table.source
+                built: Table = next(t for t in source.tables if t.role is table.role)
+            elif isinstance(table, Derived):
+                built = _with_parts(table, part, find)
+            elif isinstance(table, Current) and part:
+                of = find(table.base, part)
+                built = current_table(of, name=table_name(name, part), doc=table.model.__doc__)
+            elif isinstance(table, Corrections) and part:
+                pair = find(table.facts, part), find(table.current, part)
+                doc = table.model.__doc__
+                built = corrections_table(*pair, name=table_name(name, part), doc=doc)
+            else:
+                built = table
+            tables[built.name] = built
+    return tables
+
+
+def _with_parts(table: Derived, part: str, find: Callable[[Table, str], Any]) -> Derived:
+    """A derived table whose inputs are parts: the same one, or some of an input without parts."""
+    others = [read.table for read in table.inputs_by_day.values() if read.table is not table]
+    if not part and not any(t.dimension or find(t, "") is not t for t in others):
+        return table
+    reads: dict[str, Reads] = {}
+    for parameter, read in table.reads.items():
+        dimension = read.table.dimension
+        if read.table is table:
+            reads[parameter] = replace(read, table=SELF)
+        elif dimension is None or part:
+            reads[parameter] = replace(read, table=find(read.table, part))
+        else:
+            for value in dimension.values if read.parts == ALL else read.parts or ():
+                table_of_part = find(read.table, value)
+                name = table_name(parameter, value)
+                reads[name] = replace(read, table=table_of_part, parts=[value])
+    return replace(
+        table,
+        name=table_name(table.name, part),
+        first=table_name(table.first, part),
+        part=part,
+        reads=reads,
+        published={
+            parameter: replace(published, table=find(published.table, part))
+            for parameter, published in table.published.items()
+        },
+    )

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, cached_property
@@ -25,20 +25,10 @@ from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, describe_value, locate_message
-from backfill_assets.tables.derived import (
-    ALL,
-    SELF,
-    Corrections,
-    Current,
-    Derived,
-    Reads,
-    corrections_table,
-    current_table,
-    versions_in,
-)
+from backfill_assets.tables.derived import Derived, expand_parts, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Dependency, Inputs, Table, table_name
+from backfill_assets.tables.table import Dependency, Inputs, Table, asset_name
 from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -88,6 +78,25 @@ class Graph:
             for table in self.tables.values()
             if isinstance(table, SourceTable)
         }
+
+    def follows_part(self, names: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether tables are those of others in the next part: one run can have both."""
+        table, other = self.tables[names[0]], self.tables[others[-1]]
+        if table.dimension is None or table.dimension != other.dimension:
+            return False
+        values = table.dimension.values
+        assets, other_assets = ([*dict.fromkeys(map(asset_name, n))] for n in (names, others))
+        return assets == other_assets and values.index(table.part) == values.index(other.part) + 1
+
+    def join_parts(self, names: Iterable[str]) -> list[str]:
+        """The names of tables, in place of all parts of one its own name."""
+        names = [*names]
+        joined = dict[str, None]()
+        for name in names:
+            asset = asset_name(name)
+            is_whole = {table.name for table in self.assets[asset]} <= {*names}
+            joined[asset if is_whole else name] = None
+        return [*joined]
 
     @property
     def parts_of_sources(self) -> list[list[Source]]:
@@ -372,67 +381,6 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
             _check_versions(tables_path, tables, table)
     collect_lookups(tables, tables_path)
     return Graph(expand_parts(tables), policy)
-
-
-def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
-    """The tables, with one for each part in place of a table that has a second dimension.
-
-    A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
-    due, final, held back or undone.
-    """
-    tables: dict[str, Table] = {}
-
-    def find(table: Table, part: str) -> Any:
-        return tables.get(table_name(table.name, part)) or tables.get(table.name, table)
-
-    for name, table in declared.items():
-        for part in table.dimension.values if table.dimension else [""]:
-            if isinstance(table, SourceTable):
-                source = table.source.parts[part] if part else table.source
-                built: Table = next(t for t in source.tables if t.role is table.role)
-            elif isinstance(table, Derived):
-                built = _with_parts(table, part, find)
-            elif isinstance(table, Current) and part:
-                of = find(table.base, part)
-                built = current_table(of, name=table_name(name, part), doc=table.model.__doc__)
-            elif isinstance(table, Corrections) and part:
-                pair = find(table.facts, part), find(table.current, part)
-                doc = table.model.__doc__
-                built = corrections_table(*pair, name=table_name(name, part), doc=doc)
-            else:
-                built = table
-            tables[built.name] = built
-    return tables
-
-
-def _with_parts(table: Derived, part: str, find: Callable[[Table, str], Any]) -> Derived:
-    """A derived table whose inputs are parts: the same one, or some of an input without parts."""
-    others = [read.table for read in table.inputs_by_day.values() if read.table is not table]
-    if not part and not any(t.dimension or find(t, "") is not t for t in others):
-        return table
-    reads: dict[str, Reads] = {}
-    for parameter, read in table.reads.items():
-        dimension = read.table.dimension
-        if read.table is table:
-            reads[parameter] = replace(read, table=SELF)
-        elif dimension is None or part:
-            reads[parameter] = replace(read, table=find(read.table, part))
-        else:
-            for value in dimension.values if read.parts == ALL else read.parts or ():
-                table_of_part = find(read.table, value)
-                name = table_name(parameter, value)
-                reads[name] = replace(read, table=table_of_part, parts=[value])
-    return replace(
-        table,
-        name=table_name(table.name, part),
-        first=table_name(table.first, part),
-        part=part,
-        reads=reads,
-        published={
-            parameter: replace(published, table=find(published.table, part))
-            for parameter, published in table.published.items()
-        },
-    )
 
 
 def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tuple[str, ...]:

@@ -410,6 +410,12 @@ def table_name(asset: str, part: str) -> str:
     return f"{asset}{PART_MARK}{part}" if part else asset
 
 
+def run_tags(tables: Sequence[Table], days: Iterable[date]) -> dict[str, str]:
+    """The tags of a run of exactly these days of tables, which may have parts that are adjacent."""
+    tags, ends = tables[0].run_tags(days), tables[-1].run_tags(days)
+    return {name: ends[name] if name.endswith("_end") else text for name, text in tags.items()}
+
+
 def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:
     """The settings that decide the rows of any of the tables."""
     return tuple(dict.fromkeys(name for table in tables for name in table.decided_by))

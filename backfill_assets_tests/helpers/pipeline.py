@@ -195,7 +195,7 @@ class Pipeline:
         return launched
 
     def tick_schedule(self) -> list[dg.RunRequest]:
-        """The nightly schedule's requests as of now."""
+        """The requests of the nightly schedules as of now."""
         context = dg.build_schedule_context(
             instance=self.instance,
             scheduled_execution_time=self.now,
@@ -203,8 +203,9 @@ class Pipeline:
         )
         # A context takes only an instance that another process could open.
         context._instance_ref, context._instance = True, self.instance
-        schedule = self.repository.get_schedule_def("nightly")
-        return list(schedule.evaluate_tick(context).run_requests or [])
+        schedules = [s for s in self.repository.schedule_defs if s.name.startswith("nightly")]
+        ticks = [schedule.evaluate_tick(context) for schedule in schedules]
+        return [request for tick in ticks for request in tick.run_requests or []]
 
     def tick(self, sensor: str) -> SensorExecutionData:
         """One tick of a sensor, whose cursor is kept as the daemon would."""
