@@ -69,7 +69,8 @@ def undo_backfill(
         run_id: the run that undoes.
         tags: tags of that run.
         days: only these of the written days, and the days downstream of them; None for all.
-        part: only those of this part of tables with a second dimension.
+        part: only those of this part of tables with a second dimension. Days that are made of
+            several parts stay, behind their inputs, to be built again.
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
