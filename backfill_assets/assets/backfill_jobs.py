@@ -266,7 +266,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
             id_,
             dict.fromkeys(tables, days),
             closing_tags(config.reason, reopen=config.reopen),
-            title=f"{verb} {source.name}: {len(days)} day(s)",
+            title=f"{verb} {source.full_name}: {len(days)} day(s)",
             reason=config.reason,
         )
         context.add_output_metadata({"load": f"/runs/b/{id_}", "next": AFTER_CLOSING})

@@ -205,7 +205,12 @@ def _asset_out(
         "dagster/column_schema": table.column_schema,
         "dagster/table_name": table.asset_name,
         "dagster/uri": deployment.table_url(table.name),
-        "partition_expr": table.partition,
+        "partition_expr": {
+            DATE_DIMENSION: table.partition,
+            table.dimension.name: table.dimension.name,
+        }
+        if table.dimension
+        else table.partition,
     }
     if lineage:
         metadata["dagster/column_lineage"] = dg.TableColumnLineage(

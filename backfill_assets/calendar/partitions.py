@@ -6,7 +6,7 @@ It imports neither Dagster nor Spark, as the command line uses it before it load
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -124,14 +124,16 @@ class Dimension:
         name: of the column, of the folders `NAME=VALUE` in an arrival day's folder, and of the
             dimension in Dagster.
         values: the parts, in the order in which they are shown.
+        starts: by part that was added later, its first day; no day before that is missing.
 
     Raises:
         ValueError: the name is no name of a column, or the values are not different names of
-            letters, digits, `_`, `.` and `-`.
+            letters, digits, `_`, `.` and `-`, or a start is not that of a value.
     """
 
     name: str
     values: Sequence[str]
+    starts: Mapping[str, date] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name == DATE_DIMENSION:
@@ -142,6 +144,13 @@ class Dimension:
             raise ValueError(
                 f"Dimension({self.name!r}): give different values of letters, digits, _, . and -, "
                 f"as ['eu', 'us'], not {[*self.values]}"
+            )
+        if any(
+            part not in self.values or type(day) is not date for part, day in self.starts.items()
+        ):
+            raise ValueError(
+                f"Dimension({self.name!r}): starts has the first day of some of the values, as "
+                "{'apac': date(2024, 3, 1)}"
             )
 
     def partitions_def(self, days: "dg.PartitionsDefinition") -> "dg.MultiPartitionsDefinition":

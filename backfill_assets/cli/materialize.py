@@ -150,7 +150,7 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
             out.print_text("FAILED   see above; the days are as they were")
             return Status.FINDING
     verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
-    out.print_text(f"{verb} {declared_source.name} [{days}]")
+    out.print_text(f"{verb} {declared_source.full_name} [{days}]")
     out.print_note(f"Next     {AFTER_CLOSING}")
     return Status.FINE
 

@@ -149,9 +149,8 @@ class Graph:
         source_policies = {log: source.under(self.policy) for log, source in self.sources.items()}
         policies = {}
         for name, logs in self._logs_by_table.items():
-            policy = combine_policies(
-                [source_policies[log] for log in sorted(logs)] or [self.policy]
-            )
+            policies = [source_policies[log] for log in sorted(logs)] or [self.policy]
+            policy = replace(combine_policies(policies), start=self._start_of(logs))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
@@ -159,6 +158,13 @@ class Graph:
                 policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
         return policies
+
+    def _start_of(self, logs: Iterable[str]) -> date:
+        """The first day of a table of some raw logs: all sources are there, each with some part."""
+        starts: dict[str, list[date]] = {"": [self.policy.start]}
+        for source in map(self.sources.__getitem__, logs):
+            starts.setdefault(source.name, []).append(source.under(self.policy).start)
+        return max(map(min, starts.values()))
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.

@@ -536,8 +536,12 @@ class Source:
     @cached_property
     def parts(self) -> "Mapping[str, Source]":
         """The source by part of its dimension; empty without one."""
-        values = self.dimension.values if self.dimension else ()
-        return {value: replace(self, part=value) for value in values}
+        if self.dimension is None:
+            return {}
+        starts = {
+            part: self.dimension.starts.get(part, self.start) for part in self.dimension.values
+        }
+        return {part: replace(self, part=part, start=start) for part, start in starts.items()}
 
     @property
     def overrides(self) -> dict[str, Any]:
