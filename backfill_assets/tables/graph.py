@@ -149,8 +149,10 @@ class Graph:
         source_policies = {log: source.under(self.policy) for log, source in self.sources.items()}
         policies = {}
         for name, logs in self._logs_by_table.items():
-            policies = [source_policies[log] for log in sorted(logs)] or [self.policy]
-            policy = replace(combine_policies(policies), start=self._start_of(logs))
+            combined = combine_policies(
+                [source_policies[log] for log in sorted(logs)] or [self.policy]
+            )
+            policy = replace(combined, start=self._start_of(logs))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
