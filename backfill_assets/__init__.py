@@ -65,6 +65,7 @@ from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.assets.input_frames import explode_json
+    from backfill_assets.calendar.partitions import Dimension
     from backfill_assets.calendar.reach import (
         MONTH,
         PREVIOUS_DAY,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         nullable_column,
     )
     from backfill_assets.tables.derived import (
+        ALL,
         SELF,
         PublishedDays,
         Reads,
@@ -104,12 +106,14 @@ if TYPE_CHECKING:
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
 _MODULES = {
+    "ALL": "tables.derived",
     "MONTH": "calendar.reach",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
     "SELF": "tables.derived",
     "WEEK": "calendar.reach",
     "BackfillAssets": "definitions",
+    "Dimension": "calendar.partitions",
     "Lookup": "tables.unpartitioned",
     "LookupAnswers": "tables.unpartitioned",
     "PartialAggregate": "transforms.rolling",
@@ -167,12 +171,14 @@ _RENAMED = {
     ),
 }
 __all__ = [
+    "ALL",
     "MONTH",
     "PREVIOUS_DAY",
     "SAME_DAY",
     "SELF",
     "WEEK",
     "BackfillAssets",
+    "Dimension",
     "Lookup",
     "LookupAnswers",
     "PartialAggregate",

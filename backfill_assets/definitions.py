@@ -25,7 +25,7 @@ from backfill_assets.settings import Settings, SettingsError, load_settings, req
 from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, asset_name
 
 #: Tags of assets: the first version of a table with several versions, this asset's version, and its
 #: retirement day.
@@ -108,12 +108,12 @@ def _build_assets(
     assets = [
         *(
             asset
-            for source in deployment.graph.sources.values()
+            for parts in deployment.graph.parts_of_sources
             for asset in (
-                raw_load.build_raw_assets(deployment, source),
-                *staging.build_staging_assets(deployment, source),
-                staging.build_lateness_asset(deployment, source),
-                lateness_page.build_lateness_page(deployment, source),
+                raw_load.build_raw_assets(deployment, parts),
+                *staging.build_staging_assets(deployment, parts),
+                staging.build_lateness_asset(deployment, parts),
+                *(lateness_page.build_lateness_page(deployment, part) for part in parts),
             )
         ),
         *(
@@ -147,9 +147,9 @@ def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.A
     Unpartitioned assets are refreshed daily, and have the tag of daily tables. An asset with a
     retirement day has no policy: Dagster would go on checking it after that day.
     """
-    table = deployment.tables.get(spec.key.path[-1])
-    grain = table.grain if table else Grain.DAILY
-    spec = spec.merge_attributes(tags={GRAIN_TAG: grain.job_name})
+    table = next(iter(deployment.graph.assets.get(spec.key.path[-1], ())), None)
+    job_name = table.job_name if table else Grain.DAILY.job_name
+    spec = spec.merge_attributes(tags={GRAIN_TAG: job_name})
     if table is not None and table.retired:
         description = f"{spec.description or ''} Retired on {table.retired}.".strip()
         spec = spec.replace_attributes(description=description).merge_attributes(
@@ -162,7 +162,7 @@ def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.A
         )
     if isinstance(table, Derived) and len(versions_in(deployment.tables, table.first)) > 1:
         spec = spec.merge_attributes(
-            tags={VERSIONS_TAG: table.first, VERSION_TAG: str(table.version)}
+            tags={VERSIONS_TAG: asset_name(table.first), VERSION_TAG: str(table.version)}
         )
     return spec
 
@@ -176,14 +176,15 @@ def _declared_assets(
     deployment: Deployment,
 ) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
     """The tables declared by a function, each with the asset for its kind."""
-    for table in deployment.tables.values():
-        if isinstance(table, Derived):
-            open_services = _service_opener() if table.answers else None
-            yield table, derived.build_derived_asset(deployment, table, open_services)
-        elif isinstance(table, Current):
-            yield table, derived.build_current_asset(deployment, table)
-        elif isinstance(table, Corrections):
-            yield table, derived.build_corrections_asset(deployment, table)
+    for parts in deployment.graph.assets.values():
+        table = parts[0]
+        if derived_tables := [part for part in parts if isinstance(part, Derived)]:
+            open_services = _service_opener() if derived_tables[0].answers else None
+            yield table, derived.build_derived_asset(deployment, derived_tables, open_services)
+        elif current := [part for part in parts if isinstance(part, Current)]:
+            yield table, derived.build_current_asset(deployment, current)
+        elif corrections := [part for part in parts if isinstance(part, Corrections)]:
+            yield table, derived.build_corrections_asset(deployment, corrections)
 
 
 def _service_opener() -> OpenServices:

@@ -102,14 +102,21 @@ class Deployment:
         return [*filter(None, (self.settings.key_prefix or "").split("/"))]
 
     def asset_key(self, name: str) -> dg.AssetKey:
-        """Dagster's key of a table or page; its last part is the name."""
+        """Dagster's key of a table or page; its last part is the name of the asset."""
         import dagster as dg
 
-        return dg.AssetKey([*self._key_parts, name])
+        from backfill_assets.tables.table import asset_name
+
+        return dg.AssetKey([*self._key_parts, asset_name(name)])
 
     def asset_names(self, keys: Iterable[dg.AssetKey]) -> list[str]:
         """The names of those assets that have the prefix; another deployment may have the same."""
         return [key.path[-1] for key in keys if key.path[:-1] == self._key_parts]
+
+    def tables_of(self, keys: Iterable[dg.AssetKey]) -> list[str]:
+        """The names of the tables of assets, those of all parts of an asset that has some."""
+        assets = self.graph.assets
+        return [table.name for name in self.asset_names(keys) for table in assets.get(name, ())]
 
     def automation_name(self, name: str) -> str:
         """Dagster's name of a job, op, schedule or sensor: with the prefix, too."""
@@ -143,5 +150,7 @@ class Deployment:
         return "/".join(filter(None, ["assets", self.settings.key_prefix, name]))
 
     def table_url(self, name: str) -> str:
-        """The URL of a table in the warehouse."""
-        return self.settings.table(name)
+        """The URL of a table in the warehouse; that of all parts of it."""
+        from backfill_assets.tables.table import asset_name
+
+        return self.settings.table(asset_name(name))

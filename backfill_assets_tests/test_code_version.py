@@ -1144,15 +1144,16 @@ def test_a_deployment_computes_again_what_has_changed_and_nothing_else(
 #: settings have a digest of their own.
 _TABLE_NOT_DECIDING = (
     *("name", "modules", "decided_by", "inputs", "frozen", "retired", "drift", "skew", "counts"),
+    *("dimension", "part"),
 )
 NOT_DECIDING: Mapping[type, tuple[str, ...]] = {
-    Source: ("hourly", "arrives_on", "named", "skew", "declared_in"),
+    Source: ("hourly", "arrives_on", "named", "skew", "declared_in", "dimension", "part"),
     SourceTable: (*DECIDING[Table], *_TABLE_NOT_DECIDING, "role"),
-    derived.Derived: (*_TABLE_NOT_DECIDING, "group", "first", "lineage"),
+    derived.Derived: (*_TABLE_NOT_DECIDING, "group", "first", "lineage", "part_column"),
     derived.Current: (*DECIDING[Table], *_TABLE_NOT_DECIDING),
     derived.Corrections: ("forbidden", "depends_on", *_TABLE_NOT_DECIDING, "facts", "current"),
     Table: _TABLE_NOT_DECIDING,
-    derived.Reads: (),
+    derived.Reads: ("parts",),
     derived.PublishedDays: (),
     LookupAnswers: (),
     derived.Conserved: (),

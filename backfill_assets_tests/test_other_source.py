@@ -572,8 +572,8 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
 def test_the_assets_are_named_after_the_source():
     settings = load_settings()
-    stage, keep = staging.build_staging_assets(Deployment(settings), VISITS)
-    measure = staging.build_lateness_asset(Deployment(settings), VISITS)
+    stage, keep = staging.build_staging_assets(Deployment(settings), [VISITS])
+    measure = staging.build_lateness_asset(Deployment(settings), [VISITS])
     assert [asset.op.name for asset in (stage, keep, measure)] == [
         "stage_visits",
         "keep_late_visits",
@@ -828,9 +828,9 @@ def test_a_field_that_no_line_of_a_day_has_is_a_warning():
 def test_a_source_without_a_version_time_has_assets():
     """Dagster refuses a lineage that names a column twice."""
     source, deployment = replace(VISITS, version_time=""), Deployment(load_settings())
-    assert len(staging.build_staging_assets(deployment, source)) == 2
-    assert staging.build_lateness_asset(deployment, source).keys
-    assert raw_load.build_raw_assets(deployment, source).keys
+    assert len(staging.build_staging_assets(deployment, [source])) == 2
+    assert staging.build_lateness_asset(deployment, [source]).keys
+    assert raw_load.build_raw_assets(deployment, [source]).keys
 
 
 def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):

@@ -140,7 +140,7 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
 def test_it_has_an_asset(made):
-    (key,) = derived.build_derived_asset(Deployment(SETTINGS), made).keys
+    (key,) = derived.build_derived_asset(Deployment(SETTINGS), [made]).keys
     assert key.path[-1] == made.name
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,7 +38,6 @@ from backfill_assets.backfills.planner import (
     unusual_rows,
 )
 from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
-from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledger, StoredFiles
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.deployment import Deployment
@@ -90,11 +88,6 @@ def make_deployment(**overrides) -> Deployment:
 DEPLOYMENT = make_deployment()
 
 
-@cache
-def asset_graph():
-    return build_defs(DEPLOYMENT.settings).resolve_asset_graph()
-
-
 def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
@@ -140,7 +133,7 @@ def dates(*numbers: int) -> list[date]:
 )
 def test_the_days_of_a_table_follow_from_those_of_its_inputs(tables, first, last, expected):
     names = [table.name for table in tables]
-    assert days_by_table(DEPLOYMENT, asset_graph(), names, window(first, last)) == {
+    assert days_by_table(DEPLOYMENT, names, window(first, last)) == {
         name: dates(*numbers) for name, numbers in expected.items()
     }
 
@@ -697,17 +690,17 @@ def test_a_plan_is_made_of_what_is_there_now(deployment):
     request = make_request(9, 10, STAGED.name, RAW.name, weekly.name)
     names = (RAW.name, STAGED.name, weekly.name)
     with memory_instance() as instance:
-        result = make_plan(deployment, asset_graph(), instance, request, CODE, "plan")
+        result = make_plan(deployment, instance, request, CODE, "plan")
     empty = {name: Ledger(table) for name, table in deployment.tables.items()}
     assert result == plan_backfill(
         deployment,
         make_request(9, 10, *names),
-        days_by_table(DEPLOYMENT, asset_graph(), names, window(9, 10)),
+        days_by_table(DEPLOYMENT, names, window(9, 10)),
         empty,
         CODE,
         "plan",
         (),
-        days_by_table(DEPLOYMENT, asset_graph(), names, window(10, 10)),
+        days_by_table(DEPLOYMENT, names, window(10, 10)),
     )
     assert result.tables[STAGED.name] == TableForecast(
         computed=("2024-01-09...2024-01-10",),

@@ -87,7 +87,6 @@ class CloseConfig(dg.Config):
 
 def create_plan(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     code: Code,
     request: backfill_plan.BackfillRequest,
@@ -99,9 +98,7 @@ def create_plan(
         ValueError: a parameter is invalid.
     """
     refuse_invalid_request(deployment, request)
-    plan = make_plan(
-        deployment, graph, instance, request, code, id_ or internals.make_new_backfill_id()
-    )
+    plan = make_plan(deployment, instance, request, code, id_ or internals.make_new_backfill_id())
     plan = add_sampled_skews(deployment, plan)
     key_prefix = deployment.settings.key_prefix or ""
     state = BackfillState(plan=plan, made=time.time(), key_prefix=key_prefix)
@@ -143,7 +140,7 @@ def launch_plan(
                     f"[{format_ranges(undone_days)}], which the stages before it had written, has "
                     "been undone. Nothing was launched; make a new plan."
                 )
-    current_plan = make_plan(deployment, graph, instance, backfill_state.plan.parameters, code, id_)
+    current_plan = make_plan(deployment, instance, backfill_state.plan.parameters, code, id_)
     return stages.launch_stage(deployment, instance, graph, id_, current_plan)
 
 
@@ -159,13 +156,13 @@ def _plan_metadata(plan: backfill_plan.BackfillPlan) -> dict[str, Any]:
     }
 
 
-def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+def _build_plan_job(deployment: Deployment, code: Code) -> dg.JobDefinition:
     """Build the job `plan_backfill`, which saves a plan in Dagster's storage and runs nothing."""
 
     @dg.op(name=deployment.automation_name("plan_days"), out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
-            plan = create_plan(deployment, graph, context.instance, code, config.to_request())
+            plan = create_plan(deployment, context.instance, code, config.to_request())
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
@@ -207,7 +204,7 @@ def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> 
             if backfill_state is None:
                 if not config.plan:
                     request = config.to_request()
-                    create_plan(deployment, graph, context.instance, code, request, id_)
+                    create_plan(deployment, context.instance, code, request, id_)
                 backfill_state = launch_plan(deployment, graph, context.instance, code, id_)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
@@ -285,7 +282,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
             id_,
             dict.fromkeys(tables, days),
             closing_tags(config.reason, reopen=config.reopen),
-            title=f"{verb} {source.name}: {len(days)} day(s)",
+            title=f"{verb} {source.full_name}: {len(days)} day(s)",
             reason=config.reason,
         )
         context.add_output_metadata({"load": f"/runs/b/{id_}", "next": AFTER_CLOSING})
@@ -355,7 +352,7 @@ def build_backfill_jobs(
     graph = AssetGraph.from_assets(list(assets))
     reconcile = _build_reconcile_job(deployment)
     jobs = [
-        _build_plan_job(deployment, graph, code),
+        _build_plan_job(deployment, code),
         _build_launch_job(deployment, graph, code),
         reconcile,
         _build_close_job(deployment, graph),

@@ -23,7 +23,7 @@ from backfill_assets.assets.input_frames import (
     sums_by_day,
 )
 from backfill_assets.assets.staging import LogLines
-from backfill_assets.assets.table_asset import AssetInputs, table_asset
+from backfill_assets.assets.table_asset import AssetInputs, ComputeDays, table_asset
 from backfill_assets.audit.verdicts import Expectation, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, days_condition, to_windows
@@ -46,6 +46,7 @@ from backfill_assets.tables.derived import (
     Derived,
     carries_state,
 )
+from backfill_assets.tables.table import asset_name
 from backfill_assets.transforms import dedup
 
 
@@ -121,7 +122,9 @@ def derived_expectations(
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
         columns = {
-            check.figure: check.column for check in table.conserved if check.parameter == parameter
+            check.figure: check.column
+            for check in table.conserved
+            if check.parameter == asset_name(parameter)
         }
         nothing = {name: table.zero_figures[name] for name in columns}
         with exact_sums():
@@ -199,9 +202,25 @@ def _sum_day_ranges(
 
 
 def build_derived_asset(
-    deployment: Deployment, table: Derived, open_services: OpenServices | None = None
+    deployment: Deployment, parts: Sequence[Derived], open_services: OpenServices | None = None
 ) -> dg.AssetsDefinition:
-    """Build the asset of a derived table; `open_services` answers its requests, if it has any."""
+    """Build the asset of a derived table, or of the parts of one.
+
+    `open_services` answers its requests, if it has any.
+    """
+    table = parts[0]
+    return table_asset(
+        deployment,
+        [(part, _derived_computation(deployment, part)) for part in parts],
+        group=table.group,
+        lineage=table.lineage,
+        lookups=[answers.lookup for answers in table.answers.values()],
+        open_services=open_services if table.answers else None,
+    )
+
+
+def _derived_computation(deployment: Deployment, table: Derived) -> ComputeDays:
+    """Return what computes days of a derived table."""
     graph = deployment.graph
     starts = {
         name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
@@ -222,7 +241,7 @@ def build_derived_asset(
         if inputs.services:
             answers = inputs.services.ask_services(table.answers, {**frames, **others}, cache, days)
         with explain_function_errors(table, days):
-            frame = table.transform(**frames, **others, **answers.frames)
+            frame = table.transform(**_join_parts({**frames, **others}), **answers.frames)
         if not isinstance(frame, DataFrame):
             raise dg.Failure(
                 f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no "
@@ -248,15 +267,16 @@ def build_derived_asset(
             rows, expected, scattered=True, numbers=answers.numbers, notes=CommitNotes(final)
         )
 
-    return table_asset(
-        deployment,
-        table,
-        compute_days,
-        group=table.group,
-        lineage=table.lineage,
-        lookups=[answers.lookup for answers in table.answers.values()],
-        open_services=open_services if table.answers else None,
-    )
+    return compute_days
+
+
+def _join_parts(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """Return the frames by parameter; one of several parts has the rows of all."""
+    joined: dict[str, DataFrame] = {}
+    for name, frame in frames.items():
+        parameter = asset_name(name)
+        joined[parameter] = joined[parameter].unionAll(frame) if parameter in joined else frame
+    return joined
 
 
 def _is_final(
@@ -374,8 +394,14 @@ def correction_expectations(
     return expectations
 
 
-def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefinition:
-    """Build the asset of a current table."""
+def build_current_asset(deployment: Deployment, parts: Sequence[Current]) -> dg.AssetsDefinition:
+    """Build the asset of a current table, or of the parts of one."""
+    steps = [(part, _current_computation(deployment, part)) for part in parts]
+    return table_asset(deployment, steps, group=parts[0].base.group, lineage=parts[0].lineage)
+
+
+def _current_computation(deployment: Deployment, table: Current) -> ComputeDays:
+    """Return what computes days of a current table."""
     source = table.source
     policy = source.policy(deployment.settings)
 
@@ -392,9 +418,7 @@ def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefi
         whole = inputs.unpartitioned_rows(table.base.unpartitioned, rows.sparkSession)
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
 
-    return table_asset(
-        deployment, table, compute_days, group=table.base.group, lineage=table.lineage
-    )
+    return compute_days
 
 
 def _have_same_rows(sources: Sequence[TableSnapshot], day: date) -> bool:
@@ -403,8 +427,16 @@ def _have_same_rows(sources: Sequence[TableSnapshot], day: date) -> bool:
     return len({record and record.digest for record in published}) == 1 and None not in published
 
 
-def build_corrections_asset(deployment: Deployment, table: Corrections) -> dg.AssetsDefinition:
-    """Build the asset of a table of corrections."""
+def build_corrections_asset(
+    deployment: Deployment, parts: Sequence[Corrections]
+) -> dg.AssetsDefinition:
+    """Build the asset of a table of corrections, or of the parts of one."""
+    steps = [(part, _corrections_computation(part)) for part in parts]
+    return table_asset(deployment, steps, group=parts[0].facts.group, lineage=parts[0].lineage)
+
+
+def _corrections_computation(table: Corrections) -> ComputeDays:
+    """Return what computes days of a table of corrections."""
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute current minus facts from the same days of both tables."""
@@ -420,6 +452,4 @@ def build_corrections_asset(deployment: Deployment, table: Corrections) -> dg.As
         expected = correction_expectations(table, fact_sums, current_sums, days)
         return ComputedDays(rows, expected, scattered=True)
 
-    return table_asset(
-        deployment, table, compute_days, group=table.facts.group, lineage=table.lineage
-    )
+    return compute_days

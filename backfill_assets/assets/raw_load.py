@@ -4,7 +4,7 @@ Files that can be read are parsed; rows of files that are gone or held back are 
 parses lines; `landing.load_manifest` decides what a day is loaded from.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -321,14 +321,17 @@ def _published_counts(log: Ledger, days: Window) -> raw_expectations.PublishedCo
     )
 
 
-def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
-    """Build the assets of a source's log and rejected lines: one step, as files are read once."""
-    tables = [source.raw, source.rejected]
+def build_raw_assets(deployment: Deployment, parts: Sequence[Source]) -> dg.AssetsDefinition:
+    """Build the assets of a source's log and rejected lines, or of those of the parts of one.
+
+    They are one step, as files are read once.
+    """
+    source = parts[0]
 
     @delta_assets(
         deployment,
         name=f"read_{source.name}",
-        tables=tables,
+        tables=[source.raw, source.rejected],
         group="raw",
     )
     def read_source(context: dg.AssetExecutionContext) -> Iterator:
@@ -338,19 +341,20 @@ def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinit
             tags.get(tag, "").lower() == "true" for tag in (types.CLOSE_TAG, types.REOPEN_TAG)
         )
         with cache_frames() as cache:
-            loader = RawLoader(
-                deployment,
-                source,
-                deployment.io_manager(context.resources),
-                cache,
-                frozenset(name.strip() for name in accepted) - {""},
-                close,
-                reopen,
-            )
-            yield from yield_outputs(
-                deployment,
-                context,
-                [(table, partial(loader.compute, table)) for table in tables],
-            )
+            loaders = [
+                RawLoader(
+                    deployment,
+                    part,
+                    deployment.io_manager(context.resources),
+                    cache,
+                    frozenset(name.strip() for name in accepted) - {""},
+                    close,
+                    reopen,
+                )
+                for part in parts
+            ]
+            logs = [(x.source.raw, partial(x.compute, x.source.raw)) for x in loaders]
+            rejected = [(x.source.rejected, partial(x.compute, x.source.rejected)) for x in loaders]
+            yield from yield_outputs(deployment, context, [*logs, *rejected])
 
     return read_source

@@ -6,7 +6,7 @@ log days, so they are ranked once for the steps that read the same (`LogLines`).
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.input_frames import sums_by_day
-from backfill_assets.assets.table_asset import AssetInputs, table_asset
+from backfill_assets.assets.table_asset import AssetInputs, ComputeDays, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, Policy, lines_within
 from backfill_assets.calendar.partitions import DAY, Window
@@ -210,11 +210,29 @@ def _late_message(source: Source, count: int, amount: Decimal, keep: bool, count
     return f"{count} line(s){worth} came after the window of their day had closed; {became}"
 
 
-def build_staging_assets(deployment: Deployment, source: Source) -> list[dg.AssetsDefinition]:
-    """Build the staging assets of a source; its late-data window is their partition mapping."""
+def build_staging_assets(
+    deployment: Deployment, parts: Sequence[Source]
+) -> list[dg.AssetsDefinition]:
+    """Build the staging assets of a source, or of the parts of one.
+
+    Its late-data window is their partition mapping.
+    """
+    source = parts[0]
     return [
-        _build_staged_asset(deployment, source),
-        _build_late_asset(deployment, source),
+        table_asset(
+            deployment,
+            [(part.staged, _staged_computation(deployment, part)) for part in parts],
+            name=f"stage_{source.name}",
+            group="staging",
+            lineage=_staging_lineage(source),
+        ),
+        table_asset(
+            deployment,
+            [(part.late, _late_computation(deployment, part)) for part in parts],
+            name=f"keep_late_{source.name}",
+            group="staging",
+            lineage=_staging_lineage(source, "arrival_date", "source_file"),
+        ),
     ]
 
 
@@ -227,10 +245,11 @@ def _staging_lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
-    """The staging table: each key once, on its event day, in the greatest version in time.
+def _staged_computation(deployment: Deployment, source: Source) -> ComputeDays:
+    """Return what computes days of the staging table.
 
-    Its commit marks the days whose late-data window has closed as final.
+    Each key once, on its event day, in the greatest version in time. Its commit marks the days
+    whose late-data window has closed as final.
     """
     policy = source.policy(deployment.settings)
     window_days = policy.window_days
@@ -246,19 +265,11 @@ def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefi
         rows = dedup.drop_superseded(ranked_rows, source)
         return ComputedDays(rows, expectations, scattered=True, notes=CommitNotes(closed_days))
 
-    name = f"stage_{source.name}"
-    return table_asset(
-        deployment,
-        source.staged,
-        compute_days,
-        name=name,
-        group="staging",
-        lineage=_staging_lineage(source),
-    )
+    return compute_days
 
 
-def _build_late_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
-    """Build the asset of late lines; if the policy drops them, its audit only counts them."""
+def _late_computation(deployment: Deployment, source: Source) -> ComputeDays:
+    """Return what computes days of late lines; dropped ones are only counted by the audit."""
     policy = source.policy(deployment.settings)
     window_days = policy.window_days
 
@@ -279,14 +290,7 @@ def _build_late_asset(deployment: Deployment, source: Source) -> dg.AssetsDefini
         )
         return ComputedDays(rows, expected, notes=_late_commit_notes(expected))
 
-    return table_asset(
-        deployment,
-        source.late,
-        compute_days,
-        name=f"keep_late_{source.name}",
-        group="staging",
-        lineage=_staging_lineage(source, "arrival_date", "source_file"),
-    )
+    return compute_days
 
 
 def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
@@ -323,10 +327,13 @@ def lateness_figures(
     )
     table = source.lateness
     kinds = {name: table.struct_type[name].dataType.simpleString() for name in table.columns}
-    figures = [F.first(name, ignorenulls=True).alias(name) for name in kinds if name != "log_date"]
+    part = table.part_values
+    measured = [name for name in kinds if name != "log_date" and name not in part]
+    figures = [F.first(name, ignorenulls=True).alias(name) for name in measured]
     # Rows of one day are merged: joins would be a broadcast job each.
     rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts, days)
     merged = rows.groupBy("log_date").agg(*figures)
+    merged = merged.withColumns({name: F.lit(value) for name, value in part.items()})
     return merged.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
 
 
@@ -547,8 +554,20 @@ def _lateness_lineage(source: Source) -> Lineage:
     }
 
 
-def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
-    """Build the asset of a source's lateness figures, computed from its raw log."""
+def build_lateness_asset(deployment: Deployment, parts: Sequence[Source]) -> dg.AssetsDefinition:
+    """Build the asset of a source's lateness figures, or of those of the parts of one."""
+    source = parts[0]
+    return table_asset(
+        deployment,
+        [(part.lateness, _lateness_computation(deployment, part)) for part in parts],
+        name=f"measure_{source.lateness.asset_name}",
+        group="lateness",
+        lineage=_lateness_lineage(source),
+    )
+
+
+def _lateness_computation(deployment: Deployment, source: Source) -> ComputeDays:
+    """Return what computes days of a source's lateness figures, from its raw log."""
     policy = source.policy(deployment.settings)
     window_days = policy.window_days
     table = source.lateness
@@ -571,12 +590,4 @@ def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDef
             numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
         )
 
-    name = f"measure_{table.name}"
-    return table_asset(
-        deployment,
-        table,
-        compute_days,
-        name=name,
-        group="lateness",
-        lineage=_lateness_lineage(source),
-    )
+    return compute_days

@@ -1,9 +1,11 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import click
@@ -14,10 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.assets.input_frames import OpenServices, Services
 from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import (
+    DATE_DIMENSION,
     DaySet,
     Grain,
     Window,
     partitions_of_run,
+    split_key,
     to_ranges,
     to_windows,
 )
@@ -92,15 +96,23 @@ def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], deployment: Deplo
     except dg.DagsterError:  # it reports that itself
         return
     tables = deployment.tables
-    grains = {tables[name].grain for name in deployment.asset_names(keys) if name in tables}
-    if len(grains) > 1:
+    jobs = {t.asset_name: t.job_name for t in tables.values()}
+    selected = {jobs[name] for name in deployment.asset_names(keys) if name in jobs}
+    names = [job for job in _job_names(tables) if job in selected]
+    if len(names) > 1:
         days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
-        tags = [f"tag:{GRAIN_TAG}={grain.job_name}" for grain in Grain if grain in grains]
+        tags = [f"tag:{GRAIN_TAG}={name}" for name in names]
         raise click.UsageError(
-            f"{selection!r} has tables with partitions of {len(grains)} kinds, and Dagster's runs "
+            f"{selection!r} has tables with partitions of {len(names)} kinds, and Dagster's runs "
             f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
             f"one command after the other: {', '.join(tags)}. Nothing was run."
         )
+
+
+def _job_names(tables: Mapping[str, Table]) -> list[str]:
+    """Return the names of the jobs of the tables: days first, then weeks and months."""
+    in_order = sorted(tables.values(), key=lambda table: [*Grain].index(table.grain))
+    return [*dict.fromkeys(table.job_name for table in in_order)]
 
 
 def _range_of_command() -> str:
@@ -127,13 +139,14 @@ def delta_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
 
-    The tables have one grain. `lineage` has, by column, the (asset, column) pairs that it is built
-    from. `pool` is None if such steps may run in parallel.
+    The tables have one grain and one dimension; of an asset with several parts, one of them.
+    `lineage` has, by column, the (asset, column) pairs that it is built from. `pool` is None if
+    such steps may run in parallel.
     """
-    partitions_def = tables[0].grain.partitions_def(deployment.settings)
+    partitions_def = tables[0].partitions_def(deployment.settings)
     return dg.multi_asset(
         name=deployment.automation_name(name),
-        outs={table.name: _asset_out(deployment, table, group, lineage) for table in tables},
+        outs={table.asset_name: _asset_out(deployment, table, group, lineage) for table in tables},
         ins={
             name: asset_in
             for table in tables
@@ -156,12 +169,31 @@ def delta_assets(
 def _asset_ins(deployment: Deployment, table: Table) -> dict[str, dg.AssetIn]:
     """Return the inputs of a table's asset, with the partition mappings of their reaches."""
     return {
-        dependency.source.name: dg.AssetIn(
+        dependency.source.asset_name: dg.AssetIn(
             key=deployment.asset_key(dependency.source.name),
-            partition_mapping=(dependency.launched or dependency.reach).partition_mapping,
+            partition_mapping=_partition_mapping(dependency, table),
         )
         for dependency in table.inputs(deployment.policy)
     }
+
+
+def _partition_mapping(dependency: Dependency, table: Table) -> dg.PartitionMapping | None:
+    """Return the partition mapping of an input, in both dimensions if there are two."""
+    days = (dependency.launched or dependency.reach).partition_mapping
+    dimension = dependency.source.dimension
+    if dimension is None or (days is None and table.dimension):
+        return days
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        if table.dimension is None:
+            return dg.MultiToSingleDimensionPartitionMapping(DATE_DIMENSION)
+        mapping = dg.DimensionPartitionMapping
+        return dg.MultiPartitionMapping(
+            {
+                DATE_DIMENSION: mapping(DATE_DIMENSION, days or dg.TimeWindowPartitionMapping()),
+                dimension.name: mapping(dimension.name, dg.IdentityPartitionMapping()),
+            }
+        )
 
 
 def _asset_out(
@@ -173,9 +205,14 @@ def _asset_out(
     """Return the output of a table with its UI metadata; it has no code version without `code`."""
     metadata: dict[str, Any] = {
         "dagster/column_schema": table.column_schema,
-        "dagster/table_name": table.name,
+        "dagster/table_name": table.asset_name,
         "dagster/uri": deployment.table_url(table.name),
-        "partition_expr": table.partition,
+        "partition_expr": {
+            DATE_DIMENSION: table.partition,
+            table.dimension.name: table.dimension.name,
+        }
+        if table.dimension
+        else table.partition,
     }
     if lineage:
         metadata["dagster/column_lineage"] = dg.TableColumnLineage(
@@ -215,9 +252,10 @@ def yield_outputs(
     context: dg.AssetExecutionContext,
     steps: Sequence[tuple[Table, Callable[[RunRequest], Iterator[Candidate]]]],
 ) -> Iterator[dg.Output]:
-    """Yield the candidates of each table for the IO manager, which takes them one after the other.
+    """Yield the candidates of each asset for the IO manager, which takes them one after the other.
 
-    A step computes the candidates of a request.
+    A step computes the candidates of a request. Those of an asset with several parts follow each
+    other.
 
     Dagster would log the same materialization for every day of the range, with one data version;
     the IO manager has logged the days one by one, and the metadata key keeps Dagster from adding
@@ -229,22 +267,45 @@ def yield_outputs(
         PublishError: the run belongs to a backfill that was planned with other code.
     """
     _require_partitions(context)
+    keys_by_part: dict[str, list[str]] = {}
+    for key in context.partition_keys:
+        keys_by_part.setdefault(split_key(key)[1], []).append(key)
     try:
-        window = partitions_of_run(context.partition_keys, context.run.tags)
+        windows = {
+            part: partitions_of_run(keys, context.run.tags) for part, keys in keys_by_part.items()
+        }
     except ValueError as error:
         raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
     selected_outputs = context.op_execution_context.selected_output_names
     publisher: Publisher = deployment.io_manager(context.resources)
-    for table, compute in steps:
-        if table.name not in selected_outputs:
+    for name, asset_steps in groupby(steps, key=lambda step: step[0].asset_name):
+        if name not in selected_outputs:
             continue
-        request = publisher.request_for_run(table, context.run.run_id, context.run.tags, window)
-        yield dg.Output(compute(request), output_name=table.name, metadata={EVENTS_ARE_OURS: True})
-        asset_name = deployment.asset_key(table.name).to_python_identifier()
-        for check in table.check_descriptions:
-            output_name = f"{asset_name}_{check}"
+        parts = [(table, compute) for table, compute in asset_steps if table.part in windows]
+        requests = [
+            (
+                compute,
+                publisher.request_for_run(
+                    table, context.run.run_id, context.run.tags, windows[table.part]
+                ),
+            )
+            for table, compute in parts
+        ]
+        metadata = {EVENTS_ARE_OURS: True}
+        yield dg.Output(_join_candidates(requests), output_name=name, metadata=metadata)
+        identifier = deployment.asset_key(name).to_python_identifier()
+        for check in parts[0][0].check_descriptions:
+            output_name = f"{identifier}_{check}"
             if output_name in selected_outputs:
                 yield dg.Output(None, output_name=output_name)
+
+
+def _join_candidates(
+    requests: Iterable[tuple[Callable[[RunRequest], Iterator[Candidate]], RunRequest]],
+) -> Iterator[Candidate]:
+    """Yield the candidates of requests; what is thrown into it reaches the one that computes."""
+    for compute, request in requests:
+        yield from compute(request)
 
 
 def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
@@ -305,8 +366,7 @@ ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
 
 def table_asset(
     deployment: Deployment,
-    table: Table,
-    compute_days: ComputeDays,
+    parts: Sequence[tuple[Table, ComputeDays]],
     *,
     name: str = "",
     group: str,
@@ -314,16 +374,17 @@ def table_asset(
     lookups: Sequence[Lookup] = (),
     open_services: OpenServices | None = None,
 ) -> dg.AssetsDefinition:
-    """Build the asset of a table that is built from other tables.
+    """Build the asset of a table, or of the parts of one, that is built from other tables.
 
     Inputs are read in the order of the table. `lineage` has, by column, the (table, column) pairs
     that it is built from. The step's default name is `make_` and the table's name. Requests to
     `lookups` are answered by what `open_services` gives.
     """
+    table = parts[0][0]
 
     @delta_assets(
         deployment,
-        name=name or f"make_{table.name}",
+        name=name or f"make_{table.asset_name}",
         tables=[table],
         group=group,
         lineage=lineage,
@@ -342,11 +403,14 @@ def table_asset(
         provide_inputs = partial(
             AssetInputs,
             services=services,
-            run_tables={*deployment.asset_names(selected_keys)},
+            run_tables={*deployment.tables_of(selected_keys)},
             share=partial(publisher.shared_frames.share, context.run.run_id),
         )
-        step = _TableStep(deployment, table, compute_days, publisher, inputs, provide_inputs)
-        yield from yield_outputs(deployment, context, [(table, step.compute)])
+        steps = [
+            (part, _TableStep(deployment, part, compute, publisher, inputs, provide_inputs).compute)
+            for part, compute in parts
+        ]
+        yield from yield_outputs(deployment, context, steps)
 
     return asset
 
@@ -366,7 +430,7 @@ class _TableStep:
         table: the table.
         compute_days: computes days from the inputs.
         publisher: knows what is published.
-        inputs: the partitioned inputs, by name.
+        inputs: the partitioned inputs, by the name of the asset.
         provide_inputs: makes the inputs of `compute_days` from those of a plan, by name: the
             partitioned and the unpartitioned ones.
     """
@@ -428,7 +492,7 @@ class _TableStep:
         dependencies = table.inputs(deployment.policy)
         # The ledger of a stateful table is one of them.
         ledgers = {
-            d.source.name: ledger if d.source is table else self.inputs[d.source.name].read_ledger()
+            d.source.name: ledger if d.source is table else self._input(d).read_ledger()
             for d in dependencies
         }
         references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
@@ -464,11 +528,15 @@ class _TableStep:
         # State, and each row since, is repeated for all later days.
         return rows * len(window) if carries_state(self.table) else rows
 
+    def _input(self, dependency: Dependency) -> Input:
+        """Return an input as Dagster gave it; of an input with several parts, the one it names."""
+        return replace(self.inputs[dependency.source.asset_name], table=dependency.source)
+
     def _input_snapshot(
         self, dependency: Dependency, ledger: Ledger, session: SessionFactory
     ) -> TableSnapshot:
         """Return the snapshot of an input, with the days of it that decide a day."""
-        snapshot = self.inputs[dependency.source.name].snapshot(ledger, session)
+        snapshot = self._input(dependency).snapshot(ledger, session)
         required_days = partial(self.deployment.graph.required_days, dependency)
         return snapshot.with_reach(dependency.reach.deciding_days(ledger), required_days)
 

@@ -14,9 +14,10 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.audit.verdicts import DayMetrics, Finding, Severity, Verdict
+from backfill_assets.calendar.partitions import split_key
 from backfill_assets.dagster_ext.internals import AssetCheckEvaluationTargetMaterializationData
 from backfill_assets.escaping import escape_markdown
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, table_name
 
 #: Records of one query: SQLite takes at most some hundred values in one condition.
 _QUERY_SIZE = 500
@@ -64,7 +65,7 @@ def check_evaluations(
             blocking=blocks and (finding.check not in table.notices or not verdict.may_publish),
             description=escape_markdown(finding.text),
             metadata=metadata_keys(_check_metadata(finding, verdict)),
-            partition=verdict.day.isoformat(),
+            partition=table.partition_key(verdict.day),
             target_materialization_data=target,
         )
 
@@ -160,13 +161,13 @@ def failure_text(
 
 
 def latest_materializations(
-    instance: dg.DagsterInstance, key: dg.AssetKey, days: Iterable[date]
-) -> dict[date, dg.EventLogRecord]:
-    """Return the latest materialization of each day; of a day not published now, an older one.
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition_keys: Iterable[str]
+) -> dict[str, dg.EventLogRecord]:
+    """Return the latest materialization by partition; of one not published now, an older one.
 
     An evaluation must name it, or the UI shows it as missing: Dagster compares the storage ids.
     """
-    partition_keys = {day.isoformat() for day in days}
+    partition_keys = {*partition_keys}
     if not partition_keys:  # an empty list would select all days
         return {}
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(
@@ -179,7 +180,7 @@ def latest_materializations(
             dg.AssetRecordsFilter(asset_key=key, storage_ids=storage_ids), limit=len(storage_ids)
         ).records
         for record in records:
-            latest[date.fromisoformat(str(record.partition_key))] = record
+            latest[str(record.partition_key)] = record
     return latest
 
 
@@ -190,26 +191,28 @@ def evaluated_failures(
 
     Of the assets with these keys, those are in it that the run has evaluated.
     """
-    failed: dict[dg.AssetKey, dict[date, list[str]]] = {}
-    last_failure: dict[tuple[dg.AssetKey, date], float] = {}
+    failed: dict[dg.AssetKey, dict[str, list[str]]] = {}
+    last_failure: dict[tuple[dg.AssetKey, str], float] = {}
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
         evaluation = entry.get_dagster_event().asset_check_evaluation_data
         key = evaluation.asset_key
         if evaluation.partition and key in keys:
-            days = failed.setdefault(key, {})
+            partitions = failed.setdefault(key, {})
             if not evaluation.passed and evaluation.blocking:
-                day = date.fromisoformat(evaluation.partition)
-                reasons = days.setdefault(day, [])
+                reasons = partitions.setdefault(evaluation.partition, [])
                 reasons.append(f"{evaluation.check_name}: {evaluation.description}")
-                last_failure[key, day] = entry.timestamp
-    still_failed = {}
-    for key, days in failed.items():
-        since = latest_materializations(instance, key, days)
-        still_failed[key.path[-1]] = {
-            day: "; ".join(reasons)
-            for day, reasons in days.items()
+                last_failure[key, evaluation.partition] = entry.timestamp
+    still_failed: dict[str, dict[date, str]] = {}
+    for key, partitions in failed.items():
+        since = latest_materializations(instance, key, partitions)
+        still_failed.setdefault(key.path[-1], {})
+        for partition, reasons in partitions.items():
             # Days with warnings are published: their evaluations follow the materialization.
-            if day not in since
-            or (since[day].run_id != run_id and since[day].timestamp < last_failure[key, day])
-        }
+            record = since.get(partition)
+            if record is None or (
+                record.run_id != run_id and record.timestamp < last_failure[key, partition]
+            ):
+                day, part = split_key(partition)
+                days = still_failed.setdefault(table_name(key.path[-1], part), {})
+                days[day] = "; ".join(reasons)
     return still_failed

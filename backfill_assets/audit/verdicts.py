@@ -374,6 +374,8 @@ def measure_days(
     conditions by name, of which the rows are counted; a row for which one is null is not.
     """
     day = F.col(table.partition)
+    for column, part in table.part_values.items():
+        day = F.when(F.col(column) == part, day)  # a row of another part counts as one without day
     sums = {
         **digest_sums(table.struct_type),
         **{
@@ -461,7 +463,8 @@ def check_frame_window(
     prefix = f"{table.name} [{window}]: refused, the table is as it was:"
     if None in metrics_by_day:
         rows = metrics_by_day[None].rows
-        raise RefusedError(f"{prefix} {rows} row(s) have no {table.partition}.")
+        others = [f" or another {column} than {part}" for column, part in table.part_values.items()]
+        raise RefusedError(f"{prefix} {rows} row(s) have no {table.partition}{''.join(others)}.")
     strays = sorted(day for day in metrics_by_day if day is not None and day not in window)
     if strays:
         rows = sum(metrics_by_day[day].rows for day in strays)

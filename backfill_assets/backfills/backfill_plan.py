@@ -468,13 +468,18 @@ def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
     return f"backfill-assets backfill {ranges} --select {','.join(days_by_table)}"
 
 
+def select_command(name: str, days: partitions.Window, tables: Iterable[str]) -> list[str]:
+    """A command of this package on days of some tables."""
+    text = str(days).replace(" ", "")
+    return ["backfill-assets", name, text, "--select", ",".join(tables)]
+
+
 def materialize_command(
     keys: Sequence[dg.AssetKey], days: partitions.Window, pages: Sequence[dg.AssetKey] = ()
 ) -> list[str]:
     """The command of one run of tables: Dagster's own, which takes no days with gaps."""
     if isinstance(days, partitions.DaySet):
-        text, names = str(days).replace(" ", ""), [key.path[-1] for key in keys]
-        return ["backfill-assets", "materialize", text, "--select", ",".join(names)]
+        return select_command("materialize", days, [key.path[-1] for key in keys])
     command = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
     window = f"{days.start}...{days.end - partitions.DAY}"
     selection = ",".join(key.to_user_string() for key in (*keys, *pages))

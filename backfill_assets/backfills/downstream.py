@@ -58,14 +58,21 @@ class UndoScope:
 
 
 def undo_scopes(
-    snapshot: Snapshot, name: str, days: Container[date] | None = None
+    snapshot: Snapshot, name: str, days: Container[date] | None = None, part: str = ""
 ) -> dict[str, UndoScope]:
-    """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
+    """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`.
+
+    Of a part, only tables of that part: those made of several parts have no rows to go back to.
+    """
     is_direct = commits_of(name, days)
     undone_by_table: dict[str, _UndoneDays] = {}
     scopes: dict[str, UndoScope] = {}
     for table, ledger in snapshot.ledgers.items():
         origins = RowOrigins(ledger)
+        if part and ledger.table.part != part:
+            undone_by_table[table] = _UndoneDays(ledger, {}, origins)
+            scopes[table] = UndoScope(changes={}, unchanged={}, already_reverted=set(), problems=[])
+            continue
         inputs = _UndoneInputs(snapshot, table, undone_by_table)
         commits = _UndoneCommits(ledger, origins, inputs, name, is_direct)
         changes = changed_days(ledger, commits.is_undone, origins, is_direct)

@@ -114,10 +114,10 @@ def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     """The days that the partitions of a run have: of a month, all of its days."""
     partitions = days_of_run(run.tags) or ()
     tables = deployment.tables
-    names = deployment.asset_names(run.asset_selection or ())
+    names = deployment.tables_of(run.asset_selection or ())
     # Dagster runs tables of one grain together; a run of a whole job names none.
     job_grain = None if names else Grain.of_job(deployment.job_of_run(run))
-    grain = job_grain or next((tables[name].grain for name in names if name in tables), Grain.DAILY)
+    grain = job_grain or next((tables[name].grain for name in names), Grain.DAILY)
     return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
 
 

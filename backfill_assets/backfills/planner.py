@@ -16,7 +16,7 @@ from backfill_assets.backfills import backfill_plan, forecast
 from backfill_assets.calendar import partitions
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
+from backfill_assets.dagster_ext.internals import PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
@@ -35,21 +35,22 @@ Item = TypeVar("Item")
 
 
 def days_by_table(
-    deployment: Deployment, graph: BaseAssetGraph, tables: Sequence[str], window: partitions.Window
+    deployment: Deployment, tables: Sequence[str], window: partitions.Window
 ) -> dict[str, list[date]]:
     """The days of each table: requested days, and days downstream of them.
 
-    `tables` must be inputs first. Tables without an input among them get the requested days.
+    `tables` must be inputs first. Tables without an input among them get the requested days. The
+    days downstream are those of Dagster's partition mappings, as in a launch from the UI.
     Dagster's own selection is not used, as its result depends on the order in which it visits a
     table with two inputs.
     """
+    graph, settings = deployment.graph, deployment.settings
+    definitions = {name: graph.tables[name].grain.partitions_def(settings) for name in graph.tables}
     subsets: dict[str, PartitionsSubset] = {}
     for name in tables:
-        key = deployment.asset_key(name)
-        days = graph.get(key).partitions_def
-        assert days is not None
-        keys = map(str, Grain.from_partitions_def(days).partitions_of(window))
-        parents = [p for p in graph.get(key).parent_keys if p.path[-1] in subsets]
+        days = definitions[name]
+        keys = map(str, graph.tables[name].grain.partitions_of(window))
+        parents = [d for d in graph.inputs[name] if d.source.name in subsets]
         requested = (
             []
             if parents
@@ -57,12 +58,11 @@ def days_by_table(
         )
         subset = days.subset_with_partition_keys(requested)
         for parent in parents:
-            parent_partitions = graph.get(parent).partitions_def
-            assert parent_partitions is not None
-            subset |= graph.get_partition_mapping(
-                key, parent
+            mapping = (parent.launched or parent.reach).partition_mapping
+            subset |= (
+                mapping or dg.TimeWindowPartitionMapping()
             ).get_downstream_partitions_for_partitions(
-                subsets[parent.path[-1]], parent_partitions, days
+                subsets[parent.source.name], definitions[parent.source.name], days
             )
         subsets[name] = subset
     return {
@@ -73,7 +73,7 @@ def days_by_table(
 
 
 class RunGroup(NamedTuple):
-    """Tables of one grain with the same days, inputs first, and the days of each run of them."""
+    """Tables of one grain and part with the same days, inputs first, and the days of each run."""
 
     names: list[str]
     days: Sequence[date]
@@ -96,12 +96,27 @@ def split_runs(
                 group.names.append(name)
             else:
                 groups.append(table)
-    for group in groups:
+    for group in _join_parts(deployment, groups):
         if any(carries_state(deployment.tables[name]) for name in group.names):
             # Each is built from the one before.
             yield from ((group.names, [window]) for window in group.windows)
         else:
             yield group.names, group.windows
+
+
+def _join_parts(deployment: Deployment, groups: Iterable[RunGroup]) -> list[RunGroup]:
+    """Groups of the same days, without gaps, of the parts of the same tables as one group."""
+    joined: list[RunGroup] = []
+    for group in groups:
+        for n, other in enumerate(joined):
+            has_gaps = any(isinstance(window, partitions.DaySet) for window in group.windows)
+            is_alike = group.days == other.days and not has_gaps
+            if is_alike and deployment.graph.follows_part(group.names, other.names):
+                joined[n] = other._replace(names=[*other.names, *group.names])
+                break
+        else:
+            joined.append(group)
+    return joined
 
 
 def _find_group(
@@ -115,9 +130,11 @@ def _find_group(
         for dependency in graph.inputs[name]
         if dependency.reach != SAME_DAY and len(table.windows) > 1
     }
-    grain = deployment.tables[name].grain
+    declared = deployment.tables[name]
     for group in reversed(groups):
-        is_alike = deployment.tables[group.names[0]].grain is grain and group.days == table.days
+        other = deployment.tables[group.names[0]]
+        has_partitions = other.job_name == declared.job_name and other.part == declared.part
+        is_alike = has_partitions and group.days == table.days
         if is_alike and other_days.isdisjoint(group.names):
             return group
         if not graph.upstream_tables(name).isdisjoint(group.names):
@@ -191,7 +208,6 @@ def _requested_tables(
 
 def make_plan(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     request: backfill_plan.BackfillRequest,
     code: Code,
@@ -207,10 +223,10 @@ def make_plan(
     window = request.window
     days = {
         name: [day for day in table_days if day >= deployment.graph.policy_of(name).start]
-        for name, table_days in days_by_table(deployment, graph, tables, window).items()
+        for name, table_days in days_by_table(deployment, tables, window).items()
     }
     downstream_of_last_day = days_by_table(
-        deployment, graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
+        deployment, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
     ledgers = read_ledgers(deployment)
     run_history = forecast.past_runs(instance, deployment)

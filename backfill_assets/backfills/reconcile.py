@@ -30,7 +30,7 @@ from backfill_assets.backfills.diff import (
 )
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.backfills.state_store import Backfill, find_backfill
-from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges
+from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges, split_key
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -141,8 +141,11 @@ def _days_by_table(
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
         for key, subset in subsets.items():
-            for name in ledgers.keys() & deployment.asset_names([key]):
-                days[name].update(map(date.fromisoformat, subset.get_partition_keys()))
+            names = ledgers.keys() & deployment.tables_of([key])
+            for day, part in map(split_key, subset.get_partition_keys() if names else ()):
+                for name in names:
+                    if ledgers[name].table.part == part:
+                        days[name].add(day)
     return days
 
 
@@ -155,14 +158,16 @@ def _days_reported(
     hold, or with a file that it does not accept.
     """
     return {
-        (name, date.fromisoformat(event.partition))
+        (name, day)
         for run in runs
         if run.status is not dg.DagsterRunStatus.SUCCESS
         for entry in instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
         )
         if (key := (event := entry.get_dagster_event()).asset_key) and event.partition
-        for name in deployment.tables.keys() & deployment.asset_names([key])
+        for name in deployment.tables_of([key])
+        for day, part in [split_key(event.partition)]
+        if deployment.tables[name].part == part
     }
 
 
@@ -171,14 +176,13 @@ def _days_of_run(
 ) -> Iterator[tuple[str, date]]:
     """The days of tables that a run was asked for; of a whole job, those of its grain."""
     window, job_grain = days_of_run(run.tags), Grain.of_job(deployment.job_of_run(run))
-    selected = {*deployment.asset_names(run.asset_selection or ())}
-    if not run.asset_selection:
-        selected = {
-            name for name, ledger in ledgers.items() if job_grain in (None, ledger.table.grain)
-        }
-    for table in ledgers.keys() & selected if window else ():
-        for day in ledgers[table].table.grain.partitions_of(window or ()):
-            yield table, day
+    selected = {*deployment.tables_of(run.asset_selection or ())}
+    for name, ledger in ledgers.items() if window else ():
+        table = ledger.table
+        is_asked = name in selected if run.asset_selection else job_grain in (None, table.grain)
+        for day in table.grain.partitions_of(window or ()) if is_asked else ():
+            if table.is_in_run(run.tags):
+                yield name, day
 
 
 def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def launch_stage(
             f"{'; '.join(changes)}. Nothing was written; make a new plan."
         )
     for table, forecast in state.plan.tables.items():
-        requested = _requested_days(deployment, graph, state.plan, table)
+        requested = _requested_days(deployment, state.plan, table)
         if missing := requested & {*partitions.from_ranges(forecast.lacking)}:
             raise state_store.BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
@@ -88,16 +88,13 @@ def launch_stage(
     return state
 
 
-def _requested_days(
-    deployment: Deployment, graph: internals.BaseAssetGraph, plan: BackfillPlan, table: str
-) -> set[date]:
+def _requested_days(deployment: Deployment, plan: BackfillPlan, table: str) -> set[date]:
     """The requested days of a table, without days that only follow by partition mapping.
 
     Of a table by week with inputs in the plan: weeks whose days are all requested.
     """
-    node, window = graph.get(deployment.asset_key(table)), plan.parameters.window
-    cadence = partitions.Grain.from_partitions_def(node.partitions_def)
-    inputs = {key.path[-1] for key in node.parent_keys} & plan.tables.keys()
+    cadence, window = deployment.tables[table].grain, plan.parameters.window
+    inputs = plan.tables.keys() & {*deployment.graph.direct_inputs(table)}
     return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 
@@ -123,7 +120,7 @@ def _submit_stage(
         return
     request = state.plan.parameters
     name, window = state.plan.stages[state.stage]
-    days = dict(_buildable_days(state, _stage_days(deployment, graph, request, window)))
+    days = dict(_buildable_days(state, _stage_days(deployment, request, window)))
     tags = {
         types.CODE_TAG: types.format_code_pin(state.plan.code_version, state.plan.config_digest),
         types.REASON_TAG: request.reason,
@@ -167,17 +164,10 @@ def add_backfill(
         asset_graph=graph,
         partitions_by_assets=[
             internals.PartitionsByAssetSelector(
-                asset_key=deployment.asset_key(table),
-                partitions=internals.PartitionsSelector(
-                    [
-                        internals.PartitionRangeSelector(
-                            str(part.start), str(part.end - partitions.DAY)
-                        )
-                        for part in partitions.to_windows(table_days)
-                    ]
-                ),
+                asset_key=deployment.asset_key(asset),
+                partitions=internals.PartitionsSelector(ranges),
             )
-            for table, table_days in days.items()
+            for asset, ranges in _ranges_by_asset(deployment, days).items()
         ],
         backfill_timestamp=time.time(),
         tags=dict(tags),
@@ -198,6 +188,22 @@ def add_backfill(
             raise
 
 
+def _ranges_by_asset(
+    deployment: Deployment, days: Mapping[str, Collection[date]]
+) -> dict[str, list[internals.PartitionRangeSelector]]:
+    """Days by table as Dagster's ranges by asset, which has those of all its parts."""
+    ranges: dict[str, list[internals.PartitionRangeSelector]] = {}
+    for name, table_days in days.items():
+        table = deployment.tables[name]
+        ranges.setdefault(table.asset_name, []).extend(
+            internals.PartitionRangeSelector(
+                table.partition_key(window.start), table.partition_key(window.end - partitions.DAY)
+            )
+            for window in partitions.to_windows(table_days)
+        )
+    return ranges
+
+
 def _stage_title(id_: str, name: str, days: partitions.Window) -> str:
     """The title of a stage in Dagster, which takes 100 characters."""
     title = f"{id_} {name}: {days}"
@@ -207,7 +213,6 @@ def _stage_title(id_: str, name: str, days: partitions.Window) -> str:
 
 def _stage_days(
     deployment: Deployment,
-    graph: internals.BaseAssetGraph,
     request: BackfillRequest,
     window: partitions.Window,
 ) -> dict[str, list[date]]:
@@ -215,10 +220,9 @@ def _stage_days(
 
     A week without one, which follows from another table's days, belongs to the stage that has them.
     """
-    stage_days = days_by_table(deployment, graph, request.tables, window)
+    stage_days = days_by_table(deployment, request.tables, window)
     for table, days in stage_days.items():
-        definition = graph.get(deployment.asset_key(table)).partitions_def
-        days_of = partitions.Grain.from_partitions_def(definition).days_of
+        days_of = deployment.tables[table].grain.days_of
         last_days = {day: [d for d in days_of(day) if d in request.window][-1:] for day in days}
         stage_days[table] = [day for day in days if all(d in window for d in last_days[day])]
     return stage_days

@@ -56,6 +56,7 @@ def undo_backfill(
     run_id: str,
     tags: Mapping[str, str],
     days: Container[date] | None = None,
+    part: str = "",
 ) -> Iterator[tuple[Table, list[types.DayResult]]]:
     """Revert the days that a backfill wrote and the days downstream of them, table by table.
 
@@ -68,6 +69,8 @@ def undo_backfill(
         run_id: the run that undoes.
         tags: tags of that run.
         days: only these of the written days, and the days downstream of them; None for all.
+        part: only those of this part of tables with a second dimension. Days that are made of
+            several parts stay, behind their inputs, to be built again.
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
@@ -76,7 +79,7 @@ def undo_backfill(
             commits meanwhile.
         PublishError: a commit failed; the message says which table, and what to do next.
     """
-    request = _UndoRequest(deployment, name, days)
+    request = _UndoRequest(deployment, name, days, part)
     plan = request.current_plan()
     if plan.problems:
         raise UndoRefusedError(
@@ -179,11 +182,12 @@ def plan_undo(
     deployment: Deployment,
     name: str,
     days: Container[date] | None = None,
+    part: str = "",
     ledgers: Ledgers | None = None,
 ) -> UndoPlan:
     """What `undo_backfill` reverts now, or as of some ledgers; writes nothing."""
     snapshot = Snapshot.from_deployment(deployment, ledgers or read_ledgers(deployment))
-    return UndoPlan(deployment, name, undo_scopes(snapshot, name, days))
+    return UndoPlan(deployment, name, undo_scopes(snapshot, name, days, part))
 
 
 def _schema_version_at(url: str, version: int) -> int:
@@ -193,8 +197,8 @@ def _schema_version_at(url: str, version: int) -> int:
 class _UndoRequest:
     """One undo request; caches its plan until a table has a new version, and audits."""
 
-    def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
-        self.deployment, self.name, self.days = deployment, name, days
+    def __init__(self, deployment: Deployment, name: str, days: Any, part: str) -> None:
+        self.deployment, self.name, self.days, self.part = deployment, name, days, part
         #: By table, the version and the versions of the old rows that were audited, and these.
         self.audited: dict[str, tuple[object, AuditedDays]] = {}
         self._cached: tuple[dict[str, int | None], UndoPlan] | None = None
@@ -204,7 +208,7 @@ class _UndoRequest:
         ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if self._cached is None or versions != self._cached[0]:
-            plan = plan_undo(self.deployment, self.name, self.days, ledgers)
+            plan = plan_undo(self.deployment, self.name, self.days, self.part, ledgers)
             self._cached = versions, plan
         return self._cached[1]
 
@@ -478,7 +482,7 @@ class _TableUndo:
         for names, expected in recorded.items():
             reader = self.publisher.engine.spark_session.read.format("delta")
             rows = reader.option("versionAsOf", version).load(self.publisher.url(self.table))
-            rows = rows.where(partitions.days_condition(expected, self.table.partition))
+            rows = rows.where(self.table.days_condition(expected))
             given = digests_by_day(rows.select(*map(quote_name, names)), self.table.partition)
             wrong |= {
                 day

@@ -27,7 +27,7 @@ from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.tables.graph import buildable_tables
-from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table, run_tags
 
 _UNEXPLAINED = (
     "nothing that it is made of has changed since: the files of an input were changed behind its "
@@ -222,11 +222,12 @@ def verify_days(
 def _partition_runs(
     deployment: Deployment, names: Sequence[str], window: Window
 ) -> Iterator[tuple[list[date], list[str]]]:
-    """Partitions of runs with the tables of their grain, as a Dagster run has one grain only."""
+    """Partitions of runs with the tables of their grain and part: those of a run have one only."""
     tables = deployment.tables
-    for cadence in Grain:
-        if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
-            continue
+    kinds = {(tables[name].grain, tables[name].part): tables[name] for name in names}
+    for cadence, part in sorted(kinds, key=lambda kind: [*Grain].index(kind[0])):
+        same = (kinds[cadence, part].job_name, part)
+        names_of_grain = [n for n in names if (tables[n].job_name, tables[n].part) == same]
         known = cadence.partitions_def(deployment.settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
         for run in cadence.split_into_runs(partitions, deployment.settings.partitions_per_run):
@@ -349,13 +350,13 @@ class _Verification:
                 self.destination.record_failure(self.publisher, name, days, error)
 
     def _materialize(self, days: Sequence[date], tables: Sequence[str]) -> None:
-        grain = self.destination.ledgers[tables[0]].table.grain
+        declared = [self.destination.ledgers[name].table for name in tables]
         dg.materialize(
             self.assets,
             selection=[*map(self.publisher.deployment.asset_key, tables)],
             instance=self.instance,
             resources=self.resources,
-            tags={**grain.run_tags(days), CALLS_TAG: "none"},
+            tags={**run_tags(declared, days), CALLS_TAG: "none"},
             run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         )
 

@@ -4,9 +4,9 @@ It imports neither Dagster nor Spark, as the command line uses it before it load
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,23 @@ def parse_calendar_days(text: str, settings: Settings, now: datetime | None = No
     )
 
 
+def parse_days_and_part(
+    text: str, settings: Settings, now: datetime | None = None
+) -> tuple["Window | None", str]:
+    """The days that a person requests, and the part, as `2024-01-05...07/eu`.
+
+    Without days, those of the calendar if there is a part, else None for all.
+
+    Raises:
+        ValueError: as `parse_calendar_days`.
+    """
+    days_text, _, part = text.partition(PART_MARK)
+    if days_text:
+        return parse_calendar_days(days_text, settings, now), part
+    bounds = calendar_bounds(settings, now) if part else None
+    return Window(bounds[0], bounds[1] + DAY) if bounds else None, part
+
+
 def parse_single_day(text: str) -> date:
     """The day that a person names, on the calendar or not.
 
@@ -87,6 +104,78 @@ def parse_days(text: str) -> tuple[date, date] | None:
 
 
 DAY = timedelta(days=1)
+#: Stands between a table, or days, and a part: `daily_orders/eu`, `2024-01-05/eu`.
+PART_MARK = "/"
+#: The name of the dimension of days in the partitions of a table that has a second one.
+DATE_DIMENSION = "date"
+#: Between the grain and the dimension in the name of a job: `daily_by_region`.
+BY_DIMENSION = "_by_"
+_PART = re.compile(r"(?!\d{4}-\d{2}-\d{2}\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A second dimension of partitions besides the day: regions, tenants, shops.
+
+    Each value is a part of a table: its days are loaded, judged, published, held back and undone
+    apart from those of the others.
+
+    Attributes:
+        name: of the column, of the folders `NAME=VALUE` in an arrival day's folder, and of the
+            dimension in Dagster.
+        values: the parts, in the order in which they are shown.
+        starts: by part that was added later, its first day; no day before that is missing.
+
+    Raises:
+        ValueError: the name is no name of a column, or the values are not different names of
+            letters, digits, `_`, `.` and `-`, or a start is not that of a value.
+    """
+
+    name: str
+    values: Sequence[str]
+    starts: Mapping[str, date] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name == DATE_DIMENSION:
+            raise ValueError(f"Dimension({self.name!r}): give the name of a column, as 'region'")
+        object.__setattr__(self, "values", tuple(self.values))
+        wrong = [v for v in self.values if not isinstance(v, str) or not _PART.fullmatch(v)]
+        if wrong or not self.values or len({*self.values}) < len(self.values):
+            raise ValueError(
+                f"Dimension({self.name!r}): give different values of letters, digits, _, . and -, "
+                f"as ['eu', 'us'], not {[*self.values]}"
+            )
+        if any(
+            part not in self.values or type(day) is not date for part, day in self.starts.items()
+        ):
+            raise ValueError(
+                f"Dimension({self.name!r}): starts has the first day of some of the values, as "
+                "{'apac': date(2024, 3, 1)}"
+            )
+
+    def partitions_def(self, days: "dg.PartitionsDefinition") -> "dg.MultiPartitionsDefinition":
+        """The partitions of a table with days of each part."""
+        import dagster as dg
+
+        parts = dg.StaticPartitionsDefinition([*self.values])
+        return dg.MultiPartitionsDefinition({DATE_DIMENSION: days, self.name: parts})
+
+    def partition_key(self, day: date, part: str) -> str:
+        """Dagster's key of a day of a part."""
+        import dagster as dg
+
+        return dg.MultiPartitionKey({DATE_DIMENSION: str(day), self.name: part})
+
+
+def split_key(key: str) -> tuple[date, str]:
+    """The day and the part of a partition key of Dagster; no part if it has one dimension.
+
+    Raises:
+        ValueError: it has no day.
+    """
+    texts = key.split("|")
+    day = next((text for text in texts if re.fullmatch(_DAY, text)), key)
+    return date.fromisoformat(day), "".join(text for text in texts if text != day)
 
 
 @dataclass(frozen=True)
@@ -242,8 +331,10 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
 
     A tag of days that does not match Dagster's tags counts for nothing: such a run fails.
     """
-    first = tags.get(f"{_RANGE_TAG}start", tags.get("dagster/partition"))
-    ends = parse_days(f"{first}...{tags.get(f'{_RANGE_TAG}end', first)}")
+    keys = range_of_run(tags)
+    with suppress(ValueError):
+        keys = (str(split_key(keys[0])[0]), str(split_key(keys[1])[0]))
+    ends = parse_days("...".join(keys))
     if ends is None:
         return None
     window = Window(ends[0], ends[1] + DAY)
@@ -252,6 +343,20 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
     except ValueError:
         return window
     return days if (days.start, days.end) == (window.start, window.end) else window
+
+
+def range_of_run(tags: Mapping[str, str]) -> tuple[str, str]:
+    """Dagster's keys of the first and the last partition of a run; empty if it has none."""
+    first = tags.get(f"{_RANGE_TAG}start", tags.get("dagster/partition", ""))
+    return first, tags.get(f"{_RANGE_TAG}end", first)
+
+
+def parts_of_run(tags: Mapping[str, str]) -> list[str]:
+    """The first and the last part of a run, or its only one, from its tags; none without parts."""
+    with suppress(ValueError):
+        parts = (split_key(key)[1] for key in range_of_run(tags))
+        return [*dict.fromkeys(filter(None, parts))]
+    return []
 
 
 def partitions_of_run(keys: Iterable[str], tags: Mapping[str, str]) -> Window:
@@ -266,7 +371,7 @@ def partitions_of_run(keys: Iterable[str], tags: Mapping[str, str]) -> Window:
             f"the run's tag {DAYS_TAG} is {text!r}, and its partitions are {days}: the first and "
             "the last day must be the same"
         )
-    partitions = map(date.fromisoformat, keys)
+    partitions = (split_key(key)[0] for key in keys)
     return DaySet.from_days(day for day in partitions if days is None or day in days)
 
 
@@ -307,7 +412,8 @@ class Grain(Enum):
     @classmethod
     def of_job(cls, job_name: str) -> "Grain | None":
         """The grain whose tables a job has; None for other jobs."""
-        return next((grain for grain in cls if grain.job_name == job_name), None)
+        name = job_name.partition(BY_DIMENSION)[0]
+        return next((grain for grain in cls if grain.job_name == name), None)
 
     def first_day(self, day: date) -> date:
         """The first day of the partition that contains a day."""
@@ -384,10 +490,13 @@ class Grain(Enum):
             runs[-1].append(partition)
         return [self.run_window(run) for run in runs]
 
-    def run_tags(self, partitions: Iterable[date]) -> dict[str, str]:
-        """The tags of a run of exactly these partitions."""
+    def run_tags(
+        self, partitions: Iterable[date], to_key: Callable[[date], str] = str
+    ) -> dict[str, str]:
+        """The tags of a run of exactly these partitions; `to_key` makes Dagster's keys of them."""
         window = self.run_window(partitions)
-        tags = {f"{_RANGE_TAG}start": str(window.start), f"{_RANGE_TAG}end": str(window.end - DAY)}
+        first, last = to_key(window.start), to_key(window.end - DAY)
+        tags = {f"{_RANGE_TAG}start": first, f"{_RANGE_TAG}end": last}
         return {**tags, DAYS_TAG: str(window)} if isinstance(window, DaySet) else tags
 
     def partitions_def(self, settings: Settings) -> "dg.TimeWindowPartitionsDefinition":
@@ -415,6 +524,8 @@ class Grain(Enum):
         """The grain of a definition that `partitions_def` returned."""
         import dagster as dg
 
+        if isinstance(definition, dg.MultiPartitionsDefinition):
+            definition = definition.time_window_partitions_def
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None
         grain = cls[definition.schedule_type.name]

@@ -105,7 +105,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
     "plan --from backfill.yaml",
 )
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @backfill_options
 @parameters.target_option
 @_full_option
@@ -153,9 +153,7 @@ def create_plan(
         refuse_invalid_request(deployment, request)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return backfill_jobs.create_plan(
-        deployment, parameters.asset_graph(deployment.settings), dagster, deployment.code, request
-    )
+    return backfill_jobs.create_plan(deployment, dagster, deployment.code, request)
 
 
 def show_plan(
@@ -437,13 +435,7 @@ def _plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any
     else:
         tables = target_tables(deployment, options["tables"])
         target = targets.new_target(deployment, name, tables, days, options["reason"])
-    forecasts = stale_days(
-        deployment,
-        parameters.asset_graph(deployment.settings),
-        target,
-        deployment.code,
-        days,
-    )
+    forecasts = stale_days(deployment, target, deployment.code, days)
     _print_forecasts(out, deployment, name, forecasts)
 
 

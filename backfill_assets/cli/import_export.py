@@ -168,6 +168,11 @@ def import_table(
     from backfill_assets.imports.importer import ROWS_PER_CHUNK, ImportRequest, spark_for
 
     declared_source = parameters.find_source(deployment, source)
+    if declared_source.part:
+        raise ImportRefusedError(
+            f"{source} is a part of a source with a second dimension, and tables are imported into "
+            "sources without one: land the rows as files. Nothing was done."
+        )
     tables = [table] if table else list(load_imports(deployment, source))
     if not tables:
         raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
     from backfill_assets.monitoring.next_runs import NightResult, Request, RunPlanner
+    from backfill_assets.tables.graph import Graph
     from backfill_assets.tables.table import Table
 
 
@@ -38,7 +39,7 @@ _RECENT_RUNS = 1000
     "materialize --failed-of aecrkdop",
     "materialize --stale --yes",
 )
-@click.argument("partitions", type=parameters.Partitions(gaps=True), required=False)
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True, required=False)
 @parameters.select_option
 @click.option("--failed-of", metavar="BACKFILL", help="Days that it launched and did not publish.")
 @click.option("--stale", is_flag=True, help="Days behind their input, and those that read them.")
@@ -107,7 +108,7 @@ _CLOSE_HELP = "Why, for the record."
 
 @command("close visits 2024-01-06,2024-01-07 --reason 'public holiday'")
 @click.argument("source")
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @click.option("--reason", required=True, help=_CLOSE_HELP)
 def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
     """Say that nothing will come for arrival days of a source.
@@ -120,7 +121,7 @@ def close(out: Output, source: str, partitions: Window, reason: str) -> Status:
 
 @command("reopen visits 2024-01-06 --reason 'it comes on Monday'")
 @click.argument("source")
-@click.argument("partitions", type=parameters.Partitions(gaps=True))
+@click.argument("partitions", type=parameters.Partitions(gaps=True), is_eager=True)
 @click.option("--reason", required=True, help=_CLOSE_HELP)
 def reopen(out: Output, source: str, partitions: Window, reason: str) -> Status:
     """Wait again for the folders of arrival days that were closed.
@@ -149,7 +150,7 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
             out.print_text("FAILED   see above; the days are as they were")
             return Status.FINDING
     verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
-    out.print_text(f"{verb} {declared_source.name} [{days}]")
+    out.print_text(f"{verb} {declared_source.full_name} [{days}]")
     out.print_note(f"Next     {AFTER_CLOSING}")
     return Status.FINE
 
@@ -175,13 +176,12 @@ def _run_tables(
     for names, windows in split_runs(deployment, days_by_table):
         upstream = {table for name in names for table in deployment.graph.upstream_tables(name)}
         upstream |= {name for name in names if carries_state(deployment.tables[name])}
+        shown = ", ".join(deployment.graph.join_parts(names))
         for window in windows:
-            if waits_for := sorted(upstream & failed_tables):
-                out.print_text(
-                    f"Left     {', '.join(names)} [{window}], as {', '.join(waits_for)} failed"
-                )
+            if waits_for := deployment.graph.join_parts(sorted(upstream & failed_tables)):
+                out.print_text(f"Left     {shown} [{window}], as {', '.join(waits_for)} failed")
                 continue
-            out.print_note(f"Building {', '.join(names)} for {window} ...")
+            out.print_note(f"Building {shown} for {window} ...")
             # The tables of a group have the same days.
             later_days = [day for day in days_by_table[names[0]] if day >= window.end]
             run_tags = {**tags, **later_days_tags(later_days)}
@@ -350,7 +350,8 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         active_ids = state_store.active_ids(instance)
         if not find_busy_tables() and not state_store.own_ids(deployment, instance, active_ids):
             save_consistent_versions(deployment, now)
-        status = _report_result(out, today, result, [*planner.blocked_days(today)])
+        blocked = [*planner.blocked_days(today)]
+        status = _report_result(out, today, result, blocked, deployment.graph)
         _note_days_left_out(out, planner, today)
         return status
 
@@ -398,12 +399,14 @@ def _report_result(
     today: date,
     result: NightResult,
     blocked: Sequence[tuple[str, Collection[date], str]],
+    graph: Graph,
 ) -> Status:
     """Print failed, blocked and waiting days; `FINDING` if any failed or cannot be built."""
     for request in result.waiting:
         out.print_text(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:
-        out.print_text(f"FAILED   {', '.join(request.tables)} [{request.window}]")
+        names = graph.join_parts(request.tables)
+        out.print_text(f"FAILED   {', '.join(names)} [{request.window}]")
     for table, days, reason in blocked:
         out.print_text(f"Blocked  {_describe_blocked(table, days, reason)}")
     if result.failed:
@@ -444,7 +447,8 @@ def _run_request(
     from backfill_assets.publish.types import NIGHT_TAG, later_days_tags
 
     activity = "Loading" if kind == LOAD else "Building"
-    out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
+    names = planner.deployment.graph.join_parts(request.tables)
+    out.print_note(f"{activity} {', '.join(names)} for {request.window} ...")
     assets = assets_of(request.tables, planner.deployment.tables)
     tags = {NIGHT_TAG: "true", **later_days_tags(later_days)}
     return run_days(out, folder, assets, request.window, tags)

@@ -71,6 +71,7 @@ def _run_reconcile(
 )
 @click.argument("backfill", metavar="BACKFILL")
 @parameters.partitions_option("is made of them")
+@parameters.part_option
 @click.option("--reason", default="", help="Why, for the record.")
 @click.option("--plan", is_flag=True, help="Show the tables and days. Nothing is put back.")
 @parameters.json_option
@@ -81,13 +82,15 @@ def undo(out: Output, backfill: str, partitions: Window | None, reason: str, pla
     --plan it ends with 1 if an undo would be refused.
     """
     from backfill_assets.backfills.undo import days_written_by_run
+    from backfill_assets.tables.table import table_name
 
     deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
         refuse_unknown(deployment, dagster, backfill)
         if plan:
             return _plan_undo(out, deployment, dagster, backfill, partitions)
-        op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
+        days = table_name(str(partitions or ""), parameters.chosen_part())
+        op_config = {"backfill": backfill, "days": days, "reason": reason}
         run_id = run_job(out, dagster, "undo", "put_back", op_config).id
     tables = {
         name: _day_ranges(deployment, name, days)
@@ -108,9 +111,15 @@ def _plan_undo(
 ) -> Status:
     """Print what an undo would revert, or why it would be refused (`FINDING`); writes nothing."""
     from backfill_assets.backfills.undo import plan_undo
+    from backfill_assets.calendar.partitions import parse_days_and_part
     from backfill_assets.shadow import switch
+    from backfill_assets.tables.table import table_name
 
-    plan = plan_undo(deployment, backfill, partitions)
+    part = parameters.chosen_part()
+    partitions, _ = parse_days_and_part(
+        table_name(str(partitions or ""), part), deployment.settings
+    )
+    plan = plan_undo(deployment, backfill, partitions, part=part)
     problems = [*plan.problems]
     if not problems and (message := plan.explain_nothing_to_undo()):
         problems = [message]

@@ -57,8 +57,11 @@ class Partitions(click.ParamType):
         self.gaps = gaps
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The window of the days."""
+        """The window of the days; a part after them, as in `2024-01-05/eu`, is that of --part."""
         settings = load_settings()
+        value, _, part = value.partition(partitions.PART_MARK)
+        if part and ctx:
+            _choose_part(ctx, param, part)
         try:
             days = partitions.parse_calendar_days(value, settings)
         except ValueError as error:
@@ -104,15 +107,22 @@ class Tables(click.ParamType):
         self.single = single
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A tuple of names; with `single`, the name."""
+        """A tuple of names; with `single`, the name.
+
+        The name of a table with a second dimension stands for all of its parts.
+        """
         known = _table_names()
         if value == "*" and not self.single:
             return tuple(known)
-        names = (value,) if self.single else tuple(value.split(","))
-        for name in names:
-            if name not in known:
+        names: list[str] = []
+        for name in (value,) if self.single else value.split(","):
+            parts = [n for n in known if n.partition(partitions.PART_MARK)[0] == name]
+            if name not in known and not parts:
                 self.fail(unknown_name_message("table", name, known), param, ctx)
-        return value if self.single else names
+            if self.single and len(parts) > 1:
+                self.fail(f"{name} has parts: give one of {', '.join(parts)}", param, ctx)
+            names += [name] if name in known else parts
+        return names[0] if self.single else tuple(names)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -155,11 +165,46 @@ def _table_names() -> Iterable[str]:
     return tables_of(load_settings())
 
 
-def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) -> tuple[str, ...]:
-    """The tables of all values of an option or argument, inputs first; empty for all tables."""
-    if not values:
+def merge_selections(ctx: click.Context, param: click.Parameter, values: Any) -> tuple[str, ...]:
+    """The tables of all values of an option or argument, inputs first; empty for all tables.
+
+    With --part, those of the part alone.
+    """
+    part = ctx.meta.get(_PART, "")
+    if not values and (not part or param.name != "tables"):
         return ()
-    return tuple(name for name in _table_names() if any(name in names for names in values))
+    names = [n for n in _table_names() if not values or any(n in names for names in values)]
+    if part:
+        names = [name for name in names if name.endswith(f"{partitions.PART_MARK}{part}")]
+        if not names:
+            raise click.BadParameter(f"no table of these has a part {part}", ctx, param)
+    return tuple(names)
+
+
+#: The key of the chosen part in a command's context.
+_PART = "backfill_assets.part"
+
+
+def _choose_part(ctx: click.Context, _param: click.Parameter | None, part: str) -> None:
+    if part:
+        ctx.meta[_PART] = part
+
+
+def chosen_part() -> str:
+    """The part that the command is given, by --part or after the days; empty if none."""
+    return str(click.get_current_context().meta.get(_PART, ""))
+
+
+def part_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --part: only one part of the tables with a second dimension of partitions."""
+    return click.option(
+        "--part",
+        metavar="PART",
+        expose_value=False,
+        is_eager=True,
+        callback=_choose_part,
+        help="Only this part of tables with a second dimension; also as 2024-01-05/PART.",
+    )(function)
 
 
 def tables_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,12 +228,13 @@ def partitions_option(consequence: str) -> Callable[[Callable[..., Any]], Callab
         "--partitions",
         "--days",
         type=Partitions(),
+        is_eager=True,
         help=f"Only these days, FIRST...LAST or one, with what {consequence}.",
     )
 
 
 def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --select, or --table, its older name."""
+    """The options --select, or --table, its older name, and --part."""
     return click.option(
         "--select",
         "--table",
@@ -198,7 +244,7 @@ def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         callback=merge_selections,
         help="Only these tables: names with commas between them. May be given again.",
-    )(function)
+    )(part_option(function))
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

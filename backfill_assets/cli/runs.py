@@ -293,15 +293,17 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
     """Materialize days of assets in this process; whether it succeeded."""
     import dagster as dg
 
-    from backfill_assets.calendar.partitions import Grain, Window
+    from backfill_assets.calendar.partitions import Window
     from backfill_assets.dagster_ext.internals import ReconstructableRepository
     from backfill_assets.deployment import Deployment
     from backfill_assets.settings import load_settings
+    from backfill_assets.tables.table import run_tags
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     definition = repository.get_definition()
-    keys = [*map(Deployment(load_settings()).asset_key, assets)]
-    grain = Grain.from_partitions_def(definition.asset_graph.get(keys[0]).partitions_def)
+    deployment = Deployment(load_settings())
+    keys = [*dict.fromkeys(map(deployment.asset_key, assets))]
+    tables = [deployment.tables[name] for name in assets if name in deployment.tables]
     job = definition.get_implicit_job_def_for_assets(keys)
     assert job is not None
     with dg.DagsterInstance.get() as instance:
@@ -309,7 +311,7 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
             repository.get_reconstructable_job(job.name),
             instance=instance,
             asset_selection=keys,
-            tags={**tags, **grain.run_tags(Window.parse(text))},
+            tags={**tags, **run_tags(tables, Window.parse(text))},
         )
     return result.success
 

@@ -128,7 +128,6 @@ def compare(
     comparison = compare_target(
         deployment,
         spark,
-        parameters.asset_graph(deployment.settings),
         loaded_target,
         deployment.code,
         limits,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @command("verify 2024-01-10...2024-01-14", "verify 2024-01-12 --select fact_daily_orders --json")
-@click.argument("partitions", type=parameters.Partitions())
+@click.argument("partitions", type=parameters.Partitions(), is_eager=True)
 @parameters.select_option
 @parameters.json_option
 def verify(out: Output, partitions: Window, tables: Sequence[str]) -> Status:

@@ -28,7 +28,10 @@ import sqlalchemy as db
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
-from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubset
+from dagster._core.definitions.partitions.subset import (
+    DefaultPartitionsSubset,
+    TimeWindowPartitionsSubset,
+)
 from dagster._core.events import ASSET_EVENTS
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
@@ -55,7 +58,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from backfill_assets.calendar.partitions import DaySet, days_of_run
+from backfill_assets.calendar.partitions import DaySet, days_of_run, parts_of_run, range_of_run
 
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
@@ -360,6 +363,10 @@ class RunStorageWithGaps(SqlRunStorage):
             keys = [key for key in subset.get_partition_keys() if date.fromisoformat(key) in days]
             planned = subset.partitions_def.subset_with_partition_keys(keys)
             dagster_run = copy(dagster_run, partitions_subset=planned.to_serializable_subset())
+        elif isinstance(days, DaySet) and parts_of_run(dagster_run.tags):
+            first, _ = range_of_run(dagster_run.tags)
+            keys = [first.replace(str(days.start), str(day)) for day in days]
+            dagster_run = copy(dagster_run, partitions_subset=DefaultPartitionsSubset({*keys}))
         return super().add_run(dagster_run)
 
 

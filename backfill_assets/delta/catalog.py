@@ -26,7 +26,7 @@ def register_table(session: SessionFactory, catalog: str, table: Table, url: str
     Returns:
         What went wrong; empty if the name is registered with this location.
     """
-    name = f"{catalog}.{table.name}"
+    name = f"{catalog}.{table.asset_name}"
     if _registered.get(name) == url or catalog in _silent:
         return ""
     results: list[str] = []
@@ -50,7 +50,7 @@ def register_table(session: SessionFactory, catalog: str, table: Table, url: str
 
 
 def _register(spark: SparkSession, catalog: str, table: Table, url: str) -> str:
-    name = f"{catalog}.`{table.name}`"
+    name = f"{catalog}.`{table.asset_name}`"
     if problem := misplaced(spark, name, url):
         return problem
     if not spark.catalog.tableExists(name):

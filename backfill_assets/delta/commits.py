@@ -102,7 +102,7 @@ class Writer:
         """A writer of a table of a deployment; Spark starts only if rows are written."""
         return cls(
             lambda: Engine.from_settings(settings).spark_session,
-            settings.table(table.name),
+            settings.table(table.asset_name),
             table,
             settings.undo_days,
         )
@@ -141,7 +141,9 @@ class Writer:
         sums, struct = Observation(), self.table.struct_type
         rows = rows.observe(sums, *(c.alias(name) for name, c in digest_sums(struct).items()))
         try:
-            files = data_files.write_files(rows, self.files or self.url, self.table.partition)
+            files = data_files.write_files(
+                rows, self.files or self.url, self.table.partition_columns
+            )
             digest = digest_text(read_observation(sums), struct)
         except (*SPARK_ERRORS, OSError, pa.ArrowException) as error:
             if is_engine_lost(error):
@@ -243,21 +245,26 @@ class Writer:
         log = delta_log(self.url, since.version).load()
         column = self.table.partition
         replaced = ("in", [str(day) for day in days]) if days else ("=", _NO_DAY)
+        of_part = [(name, "=", value) for name, value in self.table.part_values.items()]
         # Only an overwrite may change the columns.
         overwrites = bool(days) or schema is not None
         log.create_write_transaction(
             [self._with_log_path(file) for day in days for file in files.get(day, ())],
             "overwrite" if overwrites else "append",
             schema or log.schema(),
-            [column],
-            [(column, *replaced)] if overwrites else None,
+            [*self.table.partition_columns],
+            [(column, *replaced), *of_part] if overwrites else None,
             commit_properties=CommitProperties(
-                {"userMetadata": json.dumps(metadata)},
+                {"userMetadata": json.dumps(self._with_part(metadata))},
                 max_commit_retries=0,
                 app_transactions=[Transaction(APPLICATION, (since.transaction or 0) + 1)],
             ),
             post_commithook_properties=NO_HOOKS,
         )
+
+    def _with_part(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The record of a commit, with the part of the table if it is one."""
+        return {**metadata, "part": self.table.part} if self.table.part else metadata
 
     def _with_log_path(self, file: AddAction) -> AddAction:
         return replace(file, path=f"{folder_uri(self.files)}/{file.path}") if self.files else file
@@ -288,7 +295,8 @@ class Writer:
         transaction_number = (current.transaction or 0) + 1
         rows = data_files.rows_of_files(self.spark, self.url, self.table, files, days)
         try:
-            self._run_merge(rows, days, json.dumps(full_metadata), transaction_number)
+            encoded = json.dumps(self._with_part(full_metadata))
+            self._run_merge(rows, days, encoded, transaction_number)
         except SPARK_ERRORS as error:
             if is_engine_lost(error):
                 raise
@@ -355,7 +363,7 @@ class Writer:
         """
         table, view = self.table, f"merge_{uuid4().hex}"
         # Days as literals: a merge without them conflicts with writers of all other days.
-        days_condition = partitions.days_condition(days, table.partition, relation="t")
+        days_condition = table.days_condition(days, relation="t")
         same_values = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:

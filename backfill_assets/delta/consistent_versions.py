@@ -47,8 +47,11 @@ def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     saved: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
         saved = versions_that_belong_together(warehouse)
-    current = {name: version for name, version in saved.items() if name not in ledgers} | {
-        name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
+    own_names = {ledger.table.asset_name for ledger in ledgers.values()}
+    current = {name: version for name, version in saved.items() if name not in own_names} | {
+        ledger.table.asset_name: ledger.version
+        for ledger in ledgers.values()
+        if ledger.version is not None
     }
     if saved == current:
         return False

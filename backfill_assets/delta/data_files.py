@@ -32,10 +32,11 @@ import pyspark.sql.types as T
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window, days_condition
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commit_log import added_files, resolve_path
-from backfill_assets.delta.delta_rs import delta_log, read_metadata
+from backfill_assets.delta.delta_rs import delta_log, files_of_part, read_metadata
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.table_schema import SessionFactory, unfilled_columns
 from backfill_assets.spark.filesystems import delete_folder, in_object_store, open_store
@@ -55,25 +56,25 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DataFiles = Mapping[date, list[AddAction]]
 
 
-def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
+def write_files(rows: DataFrame, url: str, partition_columns: Sequence[str]) -> DataFiles:
     """Write rows as data files that no version of the table names yet.
 
-    The result has only the days with rows.
+    The rows are of one part. The result has only the days with rows.
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING_PREFIX}{uuid4().hex}"
     write = _write_directly if in_object_store(url) else _write_parquet
-    written = write(rows, f"{url}/{staging}", partition)
+    written = write(rows, f"{url}/{staging}", partition_columns)
     if not in_object_store(url):  # which has no folders
-        for folder in {file.path.partition("/")[0] for file in written}:
+        for folder in {file.path.rpartition("/")[0] for file in written}:
             filesystem.create_dir(f"{root}/{folder}")
 
     def place_file(file: _StagedFile) -> tuple[date, AddAction]:
-        day = file.path.partition("/")[0].partition("=")[2]
-        stats = read_statistics(filesystem, f"{root}/{staging}/{file.path}", partition)
+        values = dict(folder.split("=", 1) for folder in file.path.split("/")[:-1])
+        stats = read_statistics(filesystem, f"{root}/{staging}/{file.path}", partition_columns)
         filesystem.move(f"{root}/{staging}/{file.path}", f"{root}/{file.path}")
-        return date.fromisoformat(day), AddAction(
-            file.path, file.size, {partition: day}, file.modified_at, True, json.dumps(stats)
+        return date.fromisoformat(values[partition_columns[0]]), AddAction(
+            file.path, file.size, values, file.modified_at, True, json.dumps(stats)
         )
 
     files: dict[date, list[AddAction]] = defaultdict(list)
@@ -86,14 +87,16 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
 
 
 class _StagedFile(NamedTuple):
-    """A file of a write: day folder and name, bytes, time of the write in ms since 1970."""
+    """A file of a write: its folders and name, bytes, time of the write in ms since 1970."""
 
     path: str
     size: int
     modified_at: int
 
 
-def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
+def _write_parquet(
+    rows: DataFrame, folder: str, partition_columns: Sequence[str]
+) -> list[_StagedFile]:
     """Write rows with Spark's own committer, which renames each file twice."""
     # Only the Parquet files are used, so no _SUCCESS file is needed.
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
@@ -102,7 +105,7 @@ def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Staged
     configured = rows.sparkSession.conf.get(LOCAL_FILES_SETTING, None)
     options["fs.file.impl"] = configured or RAW_LOCAL_FILES_CLASS
     options["fs.file.impl.disable.cache"] = "true"
-    rows.write.options(**options).partitionBy(partition).parquet(folder)
+    rows.write.options(**options).partitionBy(*partition_columns).parquet(folder)
     filesystem, root = open_store(folder)
     listing = pafs.FileSelector(root, allow_not_found=True, recursive=True)
     candidates = (
@@ -112,17 +115,19 @@ def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Staged
         _StagedFile(path, info.size, int(info.mtime.timestamp() * 1000))
         for info, path in candidates
         # No leftovers of aborted attempts.
-        if re.fullmatch(r"[^/]+=[^/]+/[^/]+\.parquet", path)
+        if re.fullmatch(r"([^/]+=[^/]+/)+[^/]+\.parquet", path)
     ]
 
 
-def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
+def _write_directly(
+    rows: DataFrame, folder: str, partition_columns: Sequence[str]
+) -> list[_StagedFile]:
     """Write rows as a Delta table, which saves two copies of each file in an object store.
 
     A rename is a copy there, and Spark's own committer renames one file after the other. Delta gets
     the list of valid files from the tasks, and writes it to the log.
     """
-    rows.write.format("delta").partitionBy(partition).save(folder)
+    rows.write.format("delta").partitionBy(*partition_columns).save(folder)
     filesystem, root = open_store(folder)
     with filesystem.open_input_stream(f"{root}/_delta_log/{0:020d}.json") as log:
         actions = map(json.loads, log.read().splitlines())
@@ -162,11 +167,13 @@ def count_rows(files: Iterable[AddAction]) -> int:
     return sum(json.loads(file.stats)["numRecords"] for file in files)
 
 
-def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[str, Any]:
+def read_statistics(
+    filesystem: pafs.FileSystem, path: str, partition_columns: Collection[str]
+) -> dict[str, Any]:
     """The statistics of a data file from its footer, in Delta's form.
 
     Number of rows; by column nulls, and bounds where the footer has them and they are short. The
-    partition column is left out, although Delta's own statistics have it.
+    partition columns are left out, although Delta's own statistics have them.
     """
     with filesystem.open_input_file(path) as source:
         file = pq.ParquetFile(source)
@@ -183,7 +190,7 @@ def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> d
     for n in range(footer.num_columns):
         name = footer.schema.column(n).path
         parts = [footer.row_group(g).column(n) for g in range(footer.num_row_groups)]
-        if name == partition or name.partition(".")[0] in nested:
+        if name in partition_columns or name.partition(".")[0] in nested:
             continue
         if not all(part.is_stats_set for part in parts):
             continue
@@ -343,14 +350,14 @@ def _holds_no_column(location: str, names: Collection[str]) -> bool:
 def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
     path = unquote(added["path"])
     if "://" in path:  # of a shallow clone: its files are in the day folders of the table
-        path = "/".join(location.rsplit("/", 2)[1:])
+        path = "/".join(location.rsplit("/", 1 + len(added["partitionValues"]))[1:])
     size, at = added["size"], added["modificationTime"]
     return AddAction(path, size, added["partitionValues"], at, True, added["stats"])
 
 
 def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
     """The `day` and `path` of the files in the log; `days` None means all days."""
-    actions = pa.table(log.get_add_actions(flatten=True))
+    actions = files_of_part(log, table)
     partition = f"partition.{table.partition}"
     if not actions.num_rows:
         return pa.table({"day": [], "path": []})
@@ -379,7 +386,9 @@ def rows_as_of(
         return rows.select(*table.columns)
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
     if days is not None:
-        rows = rows.where(days_condition(days, table.partition))
+        rows = rows.where(table.days_condition(days))
+    for column, part in table.part_values.items():
+        rows = rows.where(F.col(column) == part)
     return table.with_current_columns(rows)
 
 
@@ -420,9 +429,10 @@ def _common_root(
     if log.protocol().min_reader_version > 1 or not complete or unfilled_columns(table, metadata):
         return None
     roots = set()
+    part_folder = "".join(f"{re.escape(f'{n}={v}')}/" for n, v in table.part_values.items())
     for file in files:
         match = re.fullmatch(
-            rf"(.*)/{table.partition}={file['day']}/[\w.-]+",
+            rf"(.*)/{table.partition}={file['day']}/{part_folder}[\w.-]+",
             resolve_path(url, file["path"]),
             re.DOTALL,
         )

@@ -115,6 +115,17 @@ def read_metadata(log: DeltaTable) -> TableMetadata:
     return TableMetadata(struct, tuple(metadata.partition_columns), dict(metadata.configuration))
 
 
+def files_of_part(log: DeltaTable, table: Table) -> pa.Table:
+    """The data files in the log as `get_add_actions` gives them, of the table's part if it is one.
+
+    The columns of partitions are named `partition.COLUMN`.
+    """
+    actions = pa.table(log.get_add_actions(flatten=True))
+    for column, part in table.part_values.items() if actions.num_rows else ():
+        actions = actions.filter(pc.equal(actions[f"partition.{column}"], part))
+    return actions
+
+
 def files_by_day(
     log: DeltaTable, table: Table
 ) -> tuple[Mapping[date, DayMetrics], Mapping[date, StoredFiles], Mapping[date, int] | None]:
@@ -123,7 +134,7 @@ def files_by_day(
     No row is read. Digest and totals are not in the log and are left empty. The numbers of rows
     lack days with a file without statistics; they are None if the table has deletion vectors.
     """
-    actions = pa.table(log.get_add_actions(flatten=True))
+    actions = files_of_part(log, table)
     day = f"partition.{table.partition}"
     if not actions.num_rows:
         return {}, {}, {}

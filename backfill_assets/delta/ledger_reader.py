@@ -15,6 +15,7 @@ import pyspark.sql.types as T
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from backfill_assets.calendar.partitions import PART_MARK
 from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -143,7 +144,8 @@ class _CachedLedger(NamedTuple):
         )
 
 
-_cached_ledgers: dict[str, _CachedLedger] = {}
+#: By URL and part.
+_cached_ledgers: dict[tuple[str, str], _CachedLedger] = {}
 
 
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
@@ -166,7 +168,7 @@ def _read_log(url: str, table: Table) -> Ledger:
     commits = CachedCommitLog(
         url, partial(encode_commit, table), decode_version, encoding_id(table)
     )
-    cached = _cached_ledgers.get(url)
+    cached = _cached_ledgers.get((url, table.part))
     if cached is not None and not cached.is_current(table, commits):
         cached = None
     ledger = cached.ledger if cached else Ledger(table)
@@ -180,7 +182,7 @@ def _read_log(url: str, table: Table) -> Ledger:
             oldest_version = (
                 cached.oldest_version if cached else commits.oldest_version(log.version())
             )
-            _cached_ledgers[url] = _CachedLedger(
+            _cached_ledgers[url, table.part] = _CachedLedger(
                 ledger, commits.commit_digest(log.version()), oldest_version
             )
             return ledger
@@ -204,12 +206,13 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
     """A new ledger with the commits added; it has no days if the table has another partitioning."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
     metadata = read_metadata(log)
-    if metadata.partitioned_by != (ledger.table.partition,) or not any(
-        column.name == ledger.table.partition and column.dataType == T.DateType()
+    table = ledger.table
+    if metadata.partitioned_by != table.partition_columns or not any(
+        column.name == table.partition and column.dataType == T.DateType()
         for column in metadata.struct
     ):
         # It is partitioned in another way, so its files have no days of ours.
-        return Ledger(ledger.table, log.version(), missing_versions=missing, metadata=metadata)
+        return Ledger(table, log.version(), missing_versions=missing, metadata=metadata)
     records, external, changed_columns = (
         list(ledger.records),
         list(ledger.external_commits),
@@ -222,20 +225,23 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
             changed_columns |= dict.fromkeys(new, summary.version)
             columns = set(summary.columns)
         if summary.record:
-            records.append(to_record(summary, summary.record))
-        # External commits before our first one are the creation.
-        elif (summary.days or summary.anywhere) and (records or missing):
-            days = frozenset(map(date.fromisoformat, summary.days))
+            if summary.record.part == table.part:
+                records.append(to_record(summary, summary.record))
+            continue
+        pairs = [text.partition(PART_MARK) for text in summary.days]
+        days = frozenset(date.fromisoformat(day) for day, _, part in pairs if part == table.part)
+        # External commits before our first one are the creation; that of parts has no rows.
+        if (days or summary.anywhere) and (records or missing or table.part):
             at = commit_time(summary)
             external.append(
                 ExternalCommit(summary.version, summary.operation, days, at, summary.anywhere)
             )
     return Ledger(
-        ledger.table,
+        table,
         log.version(),
         records,
         external,
-        *files_by_day(log, ledger.table),
+        *files_by_day(log, table),
         transaction=log.transaction_version(APPLICATION),
         missing_versions=missing,
         metadata=metadata,

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 
 from backfill_assets.audit.verdicts import NO_ROWS, measure_days, rows_differ
-from backfill_assets.calendar.partitions import days_condition, format_ranges
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits, ledger_reader
 from backfill_assets.delta.commit_log import CommitLog
@@ -36,7 +36,7 @@ from backfill_assets.delta.commits import (
 )
 from backfill_assets.delta.consistent_versions import VERSIONS_FILE, versions_that_belong_together
 from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
-from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
+from backfill_assets.delta.delta_rs import delta_log, files_of_part, load_log, read_metadata
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import ANY_AGE, targets_older_than
 from backfill_assets.deployment import ENGINE_KEY, Deployment
@@ -62,7 +62,7 @@ class TableFiles:
     @classmethod
     def from_log(cls, log: DeltaTable, table: Table) -> "TableFiles":
         """The data files in a log."""
-        actions = log.get_add_actions(flatten=True)
+        actions = files_of_part(log, table)
         files, sizes = Counter[date](), Counter[date]()
         if actions.num_rows:
             days = actions.column(f"partition.{table.partition}").to_pylist()
@@ -170,7 +170,7 @@ def run_maintenance(
     for name, table in tables.items():
         url = deployment.table_url(name)
         log = load_log(url) if name in names or not names else None
-        if log is not None and log.metadata().partition_columns != [table.partition]:
+        if log is not None and log.metadata().partition_columns != [*table.partition_columns]:
             no_files = TableFiles(log.version(), Counter(), Counter())
             metadata = read_metadata(log)
             message = "; ".join(schema_differences(table, metadata))
@@ -190,7 +190,7 @@ def run_maintenance(
                 dry_run,
                 is_retired,
                 retaining_targets,
-                consistent_versions.get(name),
+                consistent_versions.get(table.asset_name),
             )
             yield maintenance.run(log)
 
@@ -295,7 +295,7 @@ class _TableMaintenance:
         if self.dry_run or not days:
             self.compacted = days
             return
-        condition = days_condition(days, self.table.partition)
+        condition = self.table.days_condition(days)
         self._run_sql(f"OPTIMIZE {self._sql_name} WHERE {condition}")
         log = load_log(self.url)
         assert log is not None
@@ -312,7 +312,9 @@ class _TableMaintenance:
         if not any(info.get("operation") == "OPTIMIZE" for info in infos):
             return []
         files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
-        days = {(file.get("partitionValues") or {}).get(self.table.partition) for file in files}
+        values = [file.get("partitionValues") or {} for file in files]
+        of_part = [v for v in values if self.table.part_values.items() <= v.items()]
+        days = {v.get(self.table.partition) for v in of_part}
         return sorted(date.fromisoformat(day) for day in days if day)
 
     def _verify_compaction(self, version: int, days: Sequence[date]) -> None:

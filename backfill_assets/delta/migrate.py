@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
-from backfill_assets.calendar.partitions import days_condition, to_ranges, to_windows
+from backfill_assets.calendar.partitions import to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
@@ -223,7 +223,13 @@ def read_migration(url: str, table: Table) -> migration_plan.Migration | None:
     ledger = read_ledger(url, table)
     if ledger.version is None:
         return None
-    return migration_plan.plan_migration(ledger, _null_days(url, ledger))
+    migration = migration_plan.plan_migration(ledger, _null_days(url, ledger))
+    if table.part and migration.changes:
+        migration.refused.append(
+            "its columns are those of all parts, which are not migrated together: move its folder "
+            "away, and launch its days"
+        )
+    return migration
 
 
 def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
@@ -235,7 +241,7 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
         if not column.nullable:
             required |= {name, renamed_from(column)}
     names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in required]
-    if not names or ledger.metadata.partitioned_by != (table.partition,):
+    if not names or ledger.metadata.partitioned_by != table.partition_columns:
         return {}
     actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
     null_days: dict[str, dict[date, int | None]] = {name: {} for name in names}
@@ -366,7 +372,7 @@ def _rewrite_days(
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
     for start in range(0, len(remaining_days), CHUNK_DAYS):
         days = remaining_days[start : start + CHUNK_DAYS]
-        frame = table.with_current_columns(rows.where(days_condition(days, table.partition)))
+        frame = table.with_current_columns(rows.where(table.days_condition(days)))
         files = writer.write_rows(frame, days, None, rebalance=True)
         staged.files |= files
         staged.source_files |= {day: frozenset(source_files[day]) for day in days}

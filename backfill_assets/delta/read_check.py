@@ -83,7 +83,10 @@ def _read_differences(
     try:
         files = log.to_pyarrow_dataset(
             filesystem=folder_filesystem(url),
-            file_pruning_predicate=[(table.partition, "in", [day.isoformat()])],
+            file_pruning_predicate=[
+                (table.partition, "in", [day.isoformat()]),
+                *((column, "=", part) for column, part in table.part_values.items()),
+            ],
         )
         rows = files.to_table(columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:

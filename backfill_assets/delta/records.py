@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from backfill_assets.audit.verdicts import DayContent, DayMetrics, Severity, Verdict
-from backfill_assets.calendar.partitions import Window, from_ranges, to_ranges
+from backfill_assets.calendar.partitions import PART_MARK, Window, from_ranges, to_ranges
 from backfill_assets.tables.table import Table
 
 
@@ -402,6 +402,7 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     package: str = ""
     code_parts: dict[str, str] = msgspec.field(default_factory=dict)
     key_prefix: str = ""
+    part: str = ""
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -411,7 +412,7 @@ class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         operation: Delta's name of the operation.
         timestamp: commit time in milliseconds since 1970.
         record: the encoded record, if the commit is ours.
-        days: the days that another writer changed.
+        days: the days that another writer changed, with the part of a table that has parts.
         anywhere: whether another writer removed files whose days are unknown.
         columns: the table's columns, if the commit changed them.
     """
@@ -474,11 +475,12 @@ def decode_version(line: bytes) -> int | None:
 
 def encoding_id(table: Table) -> str:
     """Identifies the form of `encode_commit`: raise its number when that form changes."""
+    fields = _EncodedRecord.__struct_encode_fields__
     return " ".join(
         [
             "4",
-            table.partition,
-            *_EncodedRecord.__struct_encode_fields__,
+            *table.partition_columns,
+            *(name for name in fields if table.dimension or name != "part"),
             *PublishedDay.__struct_encode_fields__,
             *CommitDetails.__struct_encode_fields__,
         ]
@@ -493,7 +495,7 @@ def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
     encoded = _own_metadata(info.get("userMetadata"))
     days: list[str | None] = []
     if encoded is None:
-        days = [_file_day(file, table.partition) for file in _changed_files(lines)]
+        days = [_file_partition(file, table.partition_columns) for file in _changed_files(lines)]
     columns = _new_columns(lines)
     if encoded is None and not days and not columns:
         return None
@@ -522,15 +524,22 @@ def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
                 yield action[kind]
 
 
-def _file_day(file: Mapping[str, Any], partition: str) -> str | None:
-    """The day of an added or removed file; empty for rows without a day, None if unknown.
+def _file_partition(file: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """The day of an added or removed file, and its part; see `_file_value`."""
+    patterns = (r"\d{4}-\d\d-\d\d", r"[\w.-]+")
+    values = [_file_value(file, *pair) for pair in zip(columns, patterns, strict=False)]
+    return None if None in values else PART_MARK.join(map(str, values)) if values[0] else ""
 
-    Delta requires only the path of a removal; by convention the path has the day.
+
+def _file_value(file: Mapping[str, Any], partition: str, pattern: str) -> str | None:
+    """The day or part of an added or removed file; empty for rows without one, None if unknown.
+
+    Delta requires only the path of a removal; by convention the path has them.
     """
     values = file.get("partitionValues") or {}
     if partition in values:
         return values[partition] or ""
-    match = re.search(rf"(?:^|/){re.escape(partition)}=(\d{{4}}-\d\d-\d\d)/", file["path"])
+    match = re.search(rf"(?:^|/){re.escape(partition)}=({pattern})/", file["path"])
     return match[1] if match else None
 
 

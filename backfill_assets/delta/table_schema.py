@@ -88,9 +88,9 @@ def missing_columns(table: Table, metadata: TableMetadata) -> list[T.StructField
 
 def layout_differences(table: Table, metadata: TableMetadata) -> Iterator[str]:
     """The differences in how files are laid out, which no change of columns mends."""
-    if metadata.partitioned_by != (table.partition,):
+    if metadata.partitioned_by != table.partition_columns:
         columns = ", ".join(metadata.partitioned_by) or "nothing"
-        yield f"it is partitioned by {columns}, not by {table.partition}"
+        yield f"it is partitioned by {columns}, not by {', '.join(table.partition_columns)}"
     if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
         yield f"its columns have other names in the files (delta.columnMapping.mode {mode})"
 
@@ -238,7 +238,7 @@ def create_table(
             url,
             delta_schema(table),
             mode="ignore",
-            partition_by=[table.partition],
+            partition_by=[*table.partition_columns],
             configuration={**properties, **schema_properties(table), **constraints},
             storage_options=delta_rs.storage_options(url),
             raise_if_key_not_exists=False,

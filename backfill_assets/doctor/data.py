@@ -236,7 +236,7 @@ def _check_catalog(deployment: Deployment, spark: SparkSession) -> Iterator[Chec
     """Names of the catalog that point elsewhere."""
     if not (catalog := deployment.settings.catalog):
         return
-    for name in deployment.tables:
+    for name in deployment.graph.assets:
         full_name = f"{catalog}.`{name}`"
         try:
             problem = misplaced(spark, full_name, deployment.table_url(name))

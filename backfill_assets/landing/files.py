@@ -382,7 +382,7 @@ def _probe_all(
         folder = listing.folders.get(day)
         if folder is None:
             continue
-        within = f"{landing}/{source.name}/{folder_name(day)}"
+        within = f"{landing}/{source.name}/{folder_name(day)}{source.part_folder}"
         if folder.unknown_files:
             landing_files.unknown_files[day] += folder.unknown_files
         landing_files.hours[day] = folder.hours

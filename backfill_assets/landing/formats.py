@@ -36,7 +36,10 @@ def origin_columns(source: Source) -> tuple[Column, Column]:
 
     Computed for every row, so it cuts the path instead of using slow patterns.
     """
-    tail = F.substring_index("_metadata.file_path", "/", -3 if source.hourly else -2)
+    depth = 2 + source.hourly + bool(source.part)
+    tail = F.substring_index("_metadata.file_path", "/", -depth)
+    if source.part:
+        tail = F.replace(tail, F.lit(f"{source.part_folder}/"), F.lit("/"))
     # A file path is percent-encoded, but a plus sign in it is a plus sign.
     decoded = F.url_decode(F.replace(tail, F.lit("+"), F.lit("%2B")))
     name = F.when(tail.contains("%"), decoded).otherwise(tail)

@@ -275,9 +275,9 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
         local = isinstance(filesystem, pafs.LocalFileSystem)
         requested_days = None if days is None else frozenset(days)
         if local:
-            listed, strays = _list_local(root, base, requested_days, hourly)
+            listed, strays = _list_local(root, base, requested_days, source)
         else:
-            listed, strays = _list_store(filesystem, base, requested_days, hourly)
+            listed, strays = _list_store(filesystem, base, requested_days, source)
     except PermissionError as error:
         raise LandingError(
             f"the folder {landing}/{name} cannot be listed ({error_text(error)}): let the user "
@@ -295,9 +295,12 @@ _Listed = dict[date, Iterable[FolderItem] | str]
 
 
 def _list_local(
-    root: str, base: str, days: Iterable[date] | None, hourly: bool
+    root: str, base: str, days: Iterable[date] | None, source: Source
 ) -> tuple[_Listed, set[str]]:
-    """List folders of arrival days of a local landing, and the strays."""
+    """List folders of arrival days of a local landing, and the strays.
+
+    Of a part of a source, the folders of the part in these; what lies beside them is stray.
+    """
     names = [path.name for path in Path(base).iterdir()]
     if days is None:
         days = filter(None, map(folder_day, names))
@@ -305,18 +308,31 @@ def _list_local(
     real = str(Path(base).resolve()), str(Path(root).resolve())
     listed: _Listed = {}
     for day in days:
-        path = f"{base}/{folder_name(day)}"
+        folder = f"{base}/{folder_name(day)}"
+        path = f"{folder}{source.part_folder}"
         try:
-            refused = link_problem(path, *real) if Path(path).is_symlink() else ""
+            links = [link for link in (folder, path) if Path(link).is_symlink()]
+            refused = link_problem(links[0], *real) if links else ""
+            if source.part:
+                beside = () if refused else (item.name for item in Path(folder).iterdir())
+                names += _unknown_parts(source, day, beside)
             items = [] if refused else [*local_items(path, *real)]
         except FileNotFoundError:
             continue
         except OSError as error:
             refused = error_text(error)
         listed[day] = refused or [
-            inner for item in items for inner in _with_hour(item, real, hourly)
+            inner for item in items for inner in _with_hour(item, real, source.hourly)
         ]
     return listed, set(filter(_is_stray, names))
+
+
+def _unknown_parts(source: Source, day: date, names: Iterable[str]) -> list[str]:
+    """The items of an arrival day's folder that are the folder of no part; only the first tells."""
+    if source.dimension is None or source.part != source.dimension.values[0]:
+        return []
+    known = {f"{source.dimension.name}={value}" for value in source.dimension.values}
+    return [f"{folder_name(day)}/{name}" for name in names if name not in known]
 
 
 def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterator[FolderItem]:
@@ -336,7 +352,7 @@ def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterat
 
 
 def _list_store(
-    filesystem: pafs.FileSystem, base: str, days: Collection[date] | None, hourly: bool
+    filesystem: pafs.FileSystem, base: str, days: Collection[date] | None, source: Source
 ) -> tuple[_Listed, set[str]]:
     """List folders of arrival days of an object store, and the strays.
 
@@ -347,7 +363,7 @@ def _list_store(
         # One request a day; most of its time is network latency.
         with ThreadPoolExecutor(_LIST_THREADS) as pool:
             futures = {
-                day: pool.submit(_list_store_folder, filesystem, base, day, hourly) for day in days
+                day: pool.submit(_list_store_folder, filesystem, base, day, source) for day in days
             }
         results = {day: listed.result() for day, listed in futures.items()}
         existing: _Listed = {day: items for day, items in results.items() if items is not None}
@@ -357,31 +373,37 @@ def _list_store(
         return existing, {info.base_name for info in beside if _is_stray_object(info)}
     strays = set()
     inside: dict[date, list[pafs.FileInfo]] = {}
+    part = source.part_folder.removeprefix("/")
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         name, _, within = info.path.removeprefix(f"{base}/").partition("/")
         arrival = folder_day(name)
         if not within and _is_stray_object(info):
             strays.add(name)
+        elif arrival is not None and part:
+            folder, _, file = within.partition("/")
+            if folder == part:
+                inside.setdefault(arrival, []).extend([info] if file else [])
+            strays.update(_unknown_parts(source, arrival, [folder] if folder else []))
         elif arrival is not None:
             inside.setdefault(arrival, []).extend([info] if within else [])
     listed: _Listed = {
-        day: _folder_items(infos, f"{base}/{folder_name(day)}", hourly)
+        day: _folder_items(infos, f"{base}/{folder_name(day)}{source.part_folder}", source.hourly)
         for day, infos in inside.items()
     }
     return listed, strays
 
 
 def _list_store_folder(
-    filesystem: pafs.FileSystem, base: str, day: date, hourly: bool
+    filesystem: pafs.FileSystem, base: str, day: date, source: Source
 ) -> Iterable[FolderItem] | None:
     """The items of an arrival day's folder; None if there is no folder."""
-    folder = f"{base}/{folder_name(day)}"
+    folder = f"{base}/{folder_name(day)}{source.part_folder}"
     infos = filesystem.get_file_info(
-        pafs.FileSelector(folder, allow_not_found=True, recursive=hourly)
+        pafs.FileSelector(folder, allow_not_found=True, recursive=source.hourly)
     )
     if not infos and filesystem.get_file_info(folder).type != pafs.FileType.Directory:
         return None
-    return _folder_items(infos, folder, hourly)
+    return _folder_items(infos, folder, source.hourly)
 
 
 def _folder_items(

@@ -28,6 +28,7 @@ from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_chat
 from backfill_assets.settings import PREFIX, find_ui_url
+from backfill_assets.tables.table import asset_name
 
 Key = tuple[str, str, str]
 #: How large an incident is: a number by aspect, such as an amount or a failed check.
@@ -286,10 +287,10 @@ def _incident_text(group: Sequence[Incident], assets_url: str) -> str:
     details = dict.fromkeys(truncate_text(incident.detail, DETAIL_CHARS) for incident in group)
     link = assets_url
     if subject != ALL_TABLES:
-        link += f"/{subject}"
+        link += f"/{asset_name(subject)}"
     if days:
         link += "?view=partitions"
-        if len(days) == 1 and len(days[0]) == 1 and not others:
+        if len(days) == 1 and len(days[0]) == 1 and not others and asset_name(subject) == subject:
             link += f"&partition={days[0]}"
     head = f"*{subject}*: {kind}" + (f" for {', '.join(places)}" if places else "")
     return "\n".join([head, *_limit_texts(MAX_DETAILS, list(details)), link])

@@ -6,6 +6,7 @@ assets as one that a person starts.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
@@ -31,6 +32,7 @@ from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.publish.types import LATER_DAYS_TAG
 from backfill_assets.settings import PREFIX
 from backfill_assets.shadow.switch import is_mixed
+from backfill_assets.tables.table import Table, asset_name, run_tags, table_name
 
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
 #: The check of every table, then those of frozen tables alone, with their descriptions.
@@ -47,8 +49,8 @@ def _check_specs(deployment: Deployment) -> list[dg.AssetCheckSpec]:
     return [
         dg.AssetCheckSpec(check, asset=deployment.asset_key(name), description=description)
         for check, description in _STATE_CHECKS.items()
-        for name, table in deployment.tables.items()
-        if check == _DAYS or table.frozen
+        for name, parts in deployment.graph.assets.items()
+        if check == _DAYS or parts[0].frozen
     ]
 
 
@@ -59,34 +61,48 @@ def _evaluate_checks(
     in_order = "every day is in order"
     if snapshot.later_days:
         in_order += f", and later runs build {format_ranges(snapshot.later_days)}"
-    for name in snapshot.ledgers:
-        state_by_day = snapshot.states_of(name)
-        newest = max(snapshot.ledgers[name].published_days, default=None)
+    for asset, parts in deployment.graph.assets.items():
+        tables = [table for table in parts if table.name in snapshot.ledgers]
+        states_by_part = {table.part: snapshot.states_of(table.name) for table in tables}
+        all_states = [state for by_day in states_by_part.values() for state in by_day.values()]
+        newest = [max(snapshot.ledgers[t.name].published_days, default=None) for t in tables]
+        texts = {part: states.describe_states(days) for part, days in states_by_part.items()}
+        counts = Counter[str]()
+        for by_day in states_by_part.values():
+            counts.update(states.count_states(by_day))
         yield dg.AssetCheckEvaluation(
-            asset_key=deployment.asset_key(name),
+            asset_key=deployment.asset_key(asset),
             check_name=_DAYS,
-            passed=all(state.is_good for state in state_by_day.values()),
-            description=states.describe_states(state_by_day) or in_order,
+            passed=all(state.is_good for state in all_states),
+            description=_join_parts(texts) or in_order,
             metadata={
-                **metadata_keys(states.count_states(state_by_day)),
-                "newest_day": str(newest),
+                **metadata_keys(counts),
+                "newest_day": str(max(filter(None, newest), default=None)),
                 "as_of": str(snapshot.today),
-                "days": dg.MetadataValue.md(_state_table(state_by_day)),
+                "days": dg.MetadataValue.md(_state_table(states_by_part)),
             },
         )
     mixed = find_mixed_backfills(snapshot.ledgers)
-    for name in snapshot.frozen_tables:
-        changed = states.changed_final_days(name, snapshot)
+    frozen = {*snapshot.frozen_tables}
+    for asset, parts in deployment.graph.assets.items():
+        names = {table.part: table.name for table in parts if table.name in frozen}
+        if not names:
+            continue
+        changed = {part: states.changed_final_days(name, snapshot) for part, name in names.items()}
+        texts = {
+            part: "\n".join(f"{day} {escape_markdown(how)}" for day, how in days.items())
+            for part, days in changed.items()
+        }
+        final_count = sum(len(snapshot.final_by_table[name]) for name in names.values())
         yield dg.AssetCheckEvaluation(
-            asset_key=deployment.asset_key(name),
+            asset_key=deployment.asset_key(asset),
             check_name=_FINAL_DAYS,
-            passed=not changed,
-            description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
-            or "no final day has changed",
-            metadata={"final_days": len(snapshot.final_by_table[name]), "changed": len(changed)},
+            passed=not any(changed.values()),
+            description=_join_parts(texts) or "no final day has changed",
+            metadata={"final_days": final_count, "changed": sum(map(len, changed.values()))},
         )
         yield dg.AssetCheckEvaluation(
-            asset_key=deployment.asset_key(name),
+            asset_key=deployment.asset_key(asset),
             check_name=_ONE_CODE,
             passed=not mixed,
             description="\n".join(map(escape_markdown, mixed))
@@ -94,17 +110,21 @@ def _evaluate_checks(
         )
 
 
-def _state_table(state_by_day: Mapping[date, states.DayState]) -> str:
+def _join_parts(texts: Mapping[str, str]) -> str:
+    """Return the texts of the parts of an asset that have some, each with its part."""
+    return "\n".join(f"{part}: {text}" if part else text for part, text in texts.items() if text)
+
+
+def _state_table(states_by_part: Mapping[str, Mapping[date, states.DayState]]) -> str:
     """Return the states as a Markdown table, a row for each gapless range of days in one state."""
     spans = [
-        (window, state.value)
+        (window, table_name(str(window), part), state.value)
+        for part, state_by_day in states_by_part.items()
         for state, days in states.days_by_state(state_by_day).items()
         for window in to_windows(days)
     ]
     spans.sort(key=lambda span: span[0].start)
-    return markdown_table(
-        ("days", "state"), [(str(window), state) for window, state in spans[-200:]]
-    )
+    return markdown_table(("days", "state"), [(days, state) for _, days, state in spans[-200:]])
 
 
 def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
@@ -157,7 +177,12 @@ def _failed_days(
     earlier runs did not publish in the other tables must not look as if they were published.
     """
     run: dg.DagsterRun | None = context.run
-    while run and (unreported := {key for name, key in keys.items() if name not in failed}):
+
+    def unreported_keys() -> set[dg.AssetKey]:
+        reported = {asset_name(name) for name in failed}
+        return {key for name, key in keys.items() if asset_name(name) not in reported}
+
+    while run and (unreported := unreported_keys()):
         evaluated = evaluated_failures(context.instance, run.run_id, unreported)
         if run.run_id != context.run.run_id:
             reason = (
@@ -322,12 +347,14 @@ def build_automation(deployment: Deployment, clock: Clock | None = None) -> Auto
     `clock` is that of the sensors; Dagster gives schedules the time.
     """
     monitor = Monitor(deployment, clock or (lambda: datetime.now(deployment.settings.zone)))
-    jobs = [*_build_jobs(monitor)]
+    jobs_by_name = dict(_build_jobs(monitor))
+    daily = {n: job for n, job in jobs_by_name.items() if Grain.of_job(n) is Grain.DAILY}
+    jobs = [*jobs_by_name.values()]
     return Automation(
         jobs,
-        [_build_nightly_schedule(jobs[0], monitor)],
+        [_build_nightly_schedule(name, job, monitor) for name, job in daily.items()],
         [
-            _build_landed_files_sensor(jobs[0], monitor),
+            _build_landed_files_sensor([*daily.values()], monitor),
             _build_touched_days_sensor(jobs, monitor),
             build_state_sensor(monitor),
             _build_lost_retries_sensor(deployment),
@@ -337,20 +364,26 @@ def build_automation(deployment: Deployment, clock: Clock | None = None) -> Auto
     )
 
 
-def _build_jobs(monitor: Monitor) -> Iterator[Any]:
-    """Yield a job for the tables of each grain: a Dagster job has one partitions definition."""
+def _build_jobs(monitor: Monitor) -> Iterator[tuple[str, Any]]:
+    """Yield a job for the tables of each grain, by name: it has one partitions definition.
+
+    Tables with a second dimension have jobs of their own.
+    """
+    fed_tables = monitor.planner.fed_tables(monitor.today).values()
     for cadence in Grain:
-        fed_tables = monitor.planner.fed_tables(monitor.today)
-        if tables := [table for table in fed_tables.values() if table.grain is cadence]:
+        for job_name in dict.fromkeys(t.job_name for t in fed_tables if t.grain is cadence):
+            tables = [table for table in fed_tables if table.job_name == job_name]
+            names = dict.fromkeys(table.asset_name for table in tables)
             pages = [page for table in tables for page in table.page_assets]
-            yield dg.define_asset_job(
-                monitor.deployment.automation_name(cadence.job_name),
+            job = dg.define_asset_job(
+                monitor.deployment.automation_name(job_name),
                 selection=dg.AssetSelection.assets(
-                    *map(monitor.deployment.asset_key, [*(table.name for table in tables), *pages])
+                    *map(monitor.deployment.asset_key, [*names, *pages])
                 ),
                 description="Any of these assets for a range of partitions; what the schedule and "
                 "the sensors run.",
             )
+            yield job_name, job
 
 
 def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPolicy | None:
@@ -403,15 +436,18 @@ def _run_request(
     monitor: Monitor, request: next_runs.Request, kind: str, night: date
 ) -> dg.RunRequest:
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
+    tables = monitor.deployment.tables
     return dg.RunRequest(
         run_key=_run_key(monitor, request, night),
-        job_name=monitor.deployment.automation_name(_request_cadence(monitor, request).job_name),
+        job_name=monitor.deployment.automation_name(_first_table(monitor, request).job_name),
         asset_selection=[
-            monitor.deployment.asset_key(name)
-            for name in next_runs.assets_of(request.tables, monitor.deployment.tables)
+            *dict.fromkeys(
+                monitor.deployment.asset_key(name)
+                for name in next_runs.assets_of(request.tables, tables)
+            )
         ],
         tags={
-            **_request_cadence(monitor, request).run_tags(request.window),
+            **run_tags([tables[name] for name in request.tables], request.window),
             # Before backfills in the queue, which have no priority.
             "dagster/priority": "1",
             next_runs.BATCH_TAG: kind,
@@ -419,8 +455,8 @@ def _run_request(
     )
 
 
-def _request_cadence(monitor: Monitor, request: next_runs.Request) -> Grain:
-    return monitor.deployment.tables[request.tables[0]].grain
+def _first_table(monitor: Monitor, request: next_runs.Request) -> Table:
+    return monitor.deployment.tables[request.tables[0]]
 
 
 def _run_key(monitor: Monitor, request: next_runs.Request, night: date) -> str:
@@ -428,12 +464,13 @@ def _run_key(monitor: Monitor, request: next_runs.Request, night: date) -> str:
     return monitor.deployment.automation_name(f"{night}:{request.key}")
 
 
-def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
-    """Build the schedule of the daily tables; the sensor launches the jobs of the others."""
+def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
+    """Build the schedule of a job of daily tables; the sensor launches the jobs of the others."""
     hour, minute = monitor.deployment.settings.nightly_at.split(":")
+    name = f"nightly{job_name.removeprefix(Grain.DAILY.job_name)}"
 
     @dg.schedule(
-        name=monitor.deployment.automation_name("nightly"),
+        name=monitor.deployment.automation_name(name),
         job=job,
         cron_schedule=f"{int(minute)} {int(hour)} * * *",
         execution_timezone=monitor.deployment.settings.timezone,
@@ -454,9 +491,9 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         if kind == next_runs.REBUILD and running:
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
-        daily = [r for r in requests if _request_cadence(monitor, r) is Grain.DAILY]
-        yield from (_run_request(monitor, request, kind, today) for request in daily)
-        if requests and not daily:
+        own = [r for r in requests if _first_table(monitor, r).job_name == job_name]
+        yield from (_run_request(monitor, request, kind, today) for request in own)
+        if requests and not own:
             # A schedule has one job.
             yield dg.SkipReason("tables by week or month are left to the sensor touched_days")
         elif not requests:
@@ -467,12 +504,12 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
     return nightly
 
 
-def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
+def _build_landed_files_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
     """Build the sensor that loads a log day as soon as it is over; it is off by default."""
 
     @dg.sensor(
         name=monitor.deployment.automation_name("landed_files"),
-        job=job,
+        jobs=jobs,
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Loads a log day as soon as it is over and its files have landed, and again "

@@ -9,7 +9,7 @@ from threading import Lock
 import dagster as dg
 
 from backfill_assets.audit.verdicts import Severity
-from backfill_assets.calendar.partitions import DAY, format_ranges
+from backfill_assets.calendar.partitions import DAY, format_ranges, split_key
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
@@ -392,7 +392,7 @@ def _read_failed_checks(
 ) -> dict[date, set[str]]:
     """Return the days that their last run did not publish because of checks, with the checks."""
     key = deployment.asset_key(table.name)
-    partitions = table.grain.partitions_def(deployment.settings)
+    partitions = table.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = internals.get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
@@ -400,6 +400,7 @@ def _read_failed_checks(
     failed = {*status.deserialize_failed_partition_subsets(partitions).get_partition_keys()} - {
         *status.deserialize_in_progress_partition_subsets(partitions).get_partition_keys()
     }
+    failed = {partition for partition in failed if split_key(partition)[1] == table.part}
     if not failed:
         return {}
     checks = [internals.AssetCheckKey(key, check) for check in table.check_descriptions]
@@ -409,6 +410,6 @@ def _read_failed_checks(
     ):
         is_failed = info.latest_execution_status is internals.AssetCheckExecutionRecordStatus.FAILED
         if info.partition_key and is_failed:
-            day = date.fromisoformat(info.partition_key)
+            day, _ = split_key(info.partition_key)
             checks_by_day.setdefault(day, set()).add(info.check_key.name)
     return checks_by_day

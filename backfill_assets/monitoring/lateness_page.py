@@ -529,7 +529,12 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         url = deployment.table_url(lateness.name)
         log = load_log(url)
-        rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
+        of_part = [(column, "=", part) for column, part in lateness.part_values.items()]
+        rows = (
+            log.to_pyarrow_table(filesystem=folder_filesystem(url), partitions=of_part or None)
+            if log
+            else None
+        )
         if log is None or not rows:
             raise dg.Failure(
                 f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import dagster as dg
 
-from backfill_assets.backfills.backfill_plan import materialize_command
+from backfill_assets.backfills.backfill_plan import materialize_command, select_command
 from backfill_assets.backfills.state_store import active_launches
-from backfill_assets.calendar.partitions import DAY, Grain, Window
+from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
@@ -156,7 +156,12 @@ def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
     """Yield tables that one run may build, and whether downstream ones are built with a table."""
     for tables, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
         for cadence in Grain:
-            yield [name for name in tables if graph.tables[name].grain is cadence], together
+            chains: dict[tuple[str, str], list[str]] = {}
+            for name in tables:
+                table = graph.tables[name]
+                if table.grain is cadence:
+                    chains.setdefault((table.job_name, table.part), []).append(name)
+            yield from ((chain, together) for chain in chains.values())
 
 
 def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
@@ -225,7 +230,26 @@ def _build_requests(
                 first_to_last = Window(days.start, days.end)
                 key = f"{'+'.join(tables)}:{first_to_last}:{digest}"
                 requests.append(Request(tables, days, key))
-    return sorted(requests, key=lambda request: (request.window.start, -len(request.tables)))
+    requests.sort(key=lambda request: (request.window.start, -len(request.tables)))
+    return _join_parts(requests, graph)
+
+
+def _join_parts(requests: Iterable[Request], graph: Graph) -> list[Request]:
+    """Return requests of the same days, without gaps, of the parts of the same tables as one."""
+    joined: list[Request] = []
+    for request in requests:
+        for n, other in enumerate(joined):
+            window = request.window
+            is_alike = window == other.window and not isinstance(window, DaySet)
+            if is_alike and graph.follows_part(request.tables, other.tables):
+                digest = hashlib.sha256(f"{other.key} {request.key}".encode()).hexdigest()[:12]
+                tables = (*other.tables, *request.tables)
+                key = f"{'+'.join(graph.join_parts(tables))}:{window}:{digest}"
+                joined[n] = Request(tables, window, key)
+                break
+        else:
+            joined.append(request)
+    return joined
 
 
 #: The tag of a run of a batch: `load` or `rebuild`. The queue runs one load at a time.
@@ -348,6 +372,9 @@ class RunPlanner:
         """Return the command for a request."""
         assets = assets_of(request.tables, self.deployment.tables)
         keys, table_count = [*map(self.deployment.asset_key, assets)], len(request.tables)
+        if self.deployment.tables[request.tables[0]].part:
+            names = self.deployment.graph.join_parts(request.tables)
+            return select_command("materialize", request.window, names)
         return materialize_command(keys[:table_count], request.window, keys[table_count:])
 
     def next_batch(
@@ -570,4 +597,4 @@ def _written_tables(
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
         entries = instance.all_logs(run.run_id, of_type=planned)
         keys = {key for entry in entries if (key := entry.get_dagster_event().asset_key)}
-    return frozenset(deployment.asset_names(keys)).intersection(tables)
+    return frozenset(deployment.tables_of(keys)).intersection(tables)

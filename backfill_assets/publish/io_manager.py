@@ -119,7 +119,7 @@ class DeltaIOManager(publisher.Publisher):
 
     def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
-        table = self.deployment.tables[context.asset_key.path[-1]]
+        table = self.deployment.graph.assets[context.asset_key.path[-1]][0]
         return publisher.Input(self, table, bool(context.asset_partition_keys))
 
     # Dagster also accepts a generator, although the base class returns None.
@@ -146,22 +146,26 @@ class DeltaIOManager(publisher.Publisher):
         days = partitions_of_run(context.asset_partition_keys, step.dagster_run.tags)
         outcome_counts: Counter[str] = Counter()
         check_count = 0
-        failed: dict[date, str] = {}
-        not_due: dict[date, date] = {}
+        failed: dict[str, dict[date, str]] = {}
+        not_due: dict[str, tuple[date, date]] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
             try:
                 for candidate, results in self.deliver_all(obj):
-                    failed |= {
+                    table = candidate.plan.table
+                    failed_days = failed.setdefault(table.name, {})
+                    failed_days |= {
                         d.day: d.verdict.failure_reasons
                         for d in results
                         if d.outcome is Outcome.FAILED
                     }
-                    self.note_failed_days(run_id, name, failed)
+                    self.note_failed_days(run_id, table.name, failed_days)
                     outcome_counts.update(d.outcome.value for d in results)
                     check_count += sum(len(d.verdict.findings) for d in results)
-                    not_due |= candidate.plan.not_due
+                    not_due |= {
+                        table.partition_key(day): (day, due_date)
+                        for day, due_date in candidate.plan.not_due.items()
+                    }
                     task_figures = task_metadata(tasks.read_times())
-                    table = candidate.plan.table
                     key = context.asset_key
                     for events in self.events(step.instance, table, results, task_figures, key):
                         yield from internals.stored_events(step, events)
@@ -176,16 +180,17 @@ class DeltaIOManager(publisher.Publisher):
             )
             + (f"; {check_count} checks evaluated" if outcome_counts else "nothing published")
         )
-        for day, due_date in not_due.items():
+        for partition, (_, due_date) in not_due.items():
             # Its partition stays missing; this is what the UI has to show of it.
             text = f"not due yet, as lines of it are still to come: it is due on {due_date}"
             context.log_event(
-                dg.AssetObservation(context.asset_key, partition=str(day), description=text)
+                dg.AssetObservation(context.asset_key, partition=partition, description=text)
             )
         if not_due:
             context.log.warning(
-                f"{name} [{format_ranges(not_due)}] is not due yet, as lines of it are still to "
-                f"come: nothing was published. The first day is due on {min(not_due.values())}"
+                f"{name} [{format_ranges(day for day, _ in not_due.values())}] is not due yet, as "
+                "lines of it are still to come: nothing was published. The first day is due on "
+                f"{min(due_date for _, due_date in not_due.values())}"
             )
 
     def deliver_all(
@@ -257,10 +262,11 @@ class DeltaIOManager(publisher.Publisher):
             if result.outcome not in (Outcome.FAILED, Outcome.WITHDRAWN)
         ]
         # Afterwards, as an evaluation names the materialization that it belongs to.
-        latest = latest_materializations(instance, key, [result.day for result in results])
+        keys = {result.day: table.partition_key(result.day) for result in results}
+        latest = latest_materializations(instance, key, keys.values())
         check_events: list[internals.AssetEvent] = []
         for result in results:
-            record = latest.get(result.day)
+            record = latest.get(keys[result.day])
             target = record and internals.AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
@@ -289,7 +295,7 @@ class DeltaIOManager(publisher.Publisher):
             return
         if not any(result.is_committed for result in results):
             return
-        name = f"{catalog}.{table.name}"
+        name = f"{catalog}.{table.asset_name}"
         if problem := register_table(self.start_session, catalog, table, self.url(table)):
             context.log.warning(
                 f"{table.name} is published, but it is not in the catalog as {name}: {problem}. "
@@ -306,7 +312,7 @@ class DeltaIOManager(publisher.Publisher):
         """Return the materialization of a day; its data version is the digest of the day's rows."""
         return dg.AssetMaterialization(
             asset_key=key,
-            partition=result.day.isoformat(),
+            partition=table.partition_key(result.day),
             metadata={
                 **day_metadata(result.verdict, result.numbers),
                 **_outcome_metadata(result),

@@ -28,7 +28,7 @@ from backfill_assets.staleness import assess
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, asset_name
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Destination:
 
     def url(self, table: Table) -> str:
         """Return the URL of a table."""
-        return f"{self.warehouse}/{table.name}"
+        return f"{self.warehouse}/{table.asset_name}"
 
     def ledger(self, table: Table) -> Ledger:
         """Read the current ledger of a table."""
@@ -131,7 +131,8 @@ class Publisher(dg.IOManager):
 
         Needed only if these steps had another IO manager, or processes of their own.
         """
-        unknown = [key for key in keys if (run.run_id, key.path[-1]) not in self._failed_days]
+        noted = {asset_name(name) for id_, name in [*self._failed_days] if id_ == run.run_id}
+        unknown = [key for key in keys if key.path[-1] not in noted]
         if run.asset_selection is not None:
             unknown = [key for key in unknown if key in run.asset_selection]
         if unknown:

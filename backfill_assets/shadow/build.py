@@ -21,7 +21,6 @@ from backfill_assets.backfills.forecast import DayForecast, forecast_days
 from backfill_assets.backfills.planner import days_by_table, split_runs
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext.failures import run_failure_message
-from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -38,7 +37,7 @@ from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Current
 from backfill_assets.tables.graph import buildable_tables
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, run_tags
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,6 @@ def build_stages(
             publisher.engine
         ),
     }
-    graph = AssetGraph.from_assets(list(assets))
 
     def build_run(home: str, selection: Sequence[str], days: partitions.Window) -> list[str]:
         """Build days of some tables, and return what failed."""
@@ -275,13 +273,13 @@ def build_stages(
                 resources=resources,
                 tags={
                     REASON_TAG: request.reason or target.reason,
-                    **deployment.tables[selection[0]].grain.run_tags(days),
+                    **run_tags([deployment.tables[name] for name in selection], days),
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 raise_on_error=False,
             )
             failures = []
-            if failed := _missed_days(deployment, graph, target, target_publisher, result.run_id):
+            if failed := _missed_days(deployment, target, target_publisher, result.run_id):
                 failures.append(failure_text(failed, "build the same into the target again"))
             if not result.success:
                 failures.append(run_failure_message(instance, result.run_id))
@@ -293,7 +291,7 @@ def build_stages(
         map_runs = pool.map if parallel > 1 else map
         for name, window in request.split_stages():
             reported, failures = len(destination.results), list[str]()
-            days = days_of_target(deployment, graph, target, window)
+            days = days_of_target(deployment, target, window)
             for names, windows in split_runs(deployment, days):
                 for run_failures in map_runs(partial(build_run, home, names), windows):
                     failures.extend(run_failures)
@@ -309,7 +307,6 @@ def build_stages(
 
 def _missed_days(
     deployment: Deployment,
-    graph: AssetGraph,
     target: Target,
     target_publisher: DeltaIOManager,
     run_id: str,
@@ -320,7 +317,7 @@ def _missed_days(
     }
     if not failed:
         return {}
-    stale = stale_days(deployment, graph, target, target_publisher.deployment.code, pinned=True)
+    stale = stale_days(deployment, target, target_publisher.deployment.code, pinned=True)
     missed = {
         name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
         for name, by_day in failed.items()
@@ -372,7 +369,6 @@ def target_tables(deployment: Deployment, chosen: Sequence[str]) -> tuple[str, .
 
 def days_of_target(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     target: Target,
     only_days: partitions.Window | None = None,
 ) -> dict[str, list[date]]:
@@ -382,7 +378,7 @@ def days_of_target(
     """
     days_by_name: dict[str, set[date]] = {name: set() for name in target.tables}
     for window in [only_days] if only_days else target.requested_windows:
-        for name, window_days in days_by_table(deployment, graph, target.tables, window).items():
+        for name, window_days in days_by_table(deployment, target.tables, window).items():
             days_by_name[name].update(window_days)
     ledgers = {name: target.table_ledger(deployment, name) for name in target.tables}
     all_days = dependent_days(Snapshot.from_deployment(deployment, ledgers), days_by_name)
@@ -391,7 +387,6 @@ def days_of_target(
 
 def stale_days(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     target: Target,
     code: Code,
     only_days: partitions.Window | None = None,
@@ -418,7 +413,7 @@ def stale_days(
                 for name, clone in clones.items()
             },
         }
-    days = days_of_target(deployment, graph, target, only_days)
+    days = days_of_target(deployment, target, only_days)
     snapshot = Snapshot.from_deployment(deployment, ledgers, code=code)
     stale: dict[str, dict[date, DayForecast]] = {}
     for name, forecasts in forecast_days(snapshot, days).items():
@@ -438,11 +433,9 @@ def stale_days(
     return stale
 
 
-def describe_missing_days(
-    deployment: Deployment, graph: BaseAssetGraph, target: Target, code: Code
-) -> Iterator[str]:
+def describe_missing_days(deployment: Deployment, target: Target, code: Code) -> Iterator[str]:
     """One sentence for each table about requested days that the target has not built."""
-    for name, forecasts in stale_days(deployment, graph, target, code, pinned=True).items():
+    for name, forecasts in stale_days(deployment, target, code, pinned=True).items():
         if missing := forecasts.keys() - built_days(target, target.table_ledger(deployment, name)):
             reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
             yield f"{name} [{partitions.format_ranges(missing)}] is not built ({reasons})"

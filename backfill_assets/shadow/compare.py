@@ -10,7 +10,6 @@ from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import is_commit_of, written_days
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import format_ranges
-from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
@@ -38,7 +37,6 @@ class Comparison:
 def compare_target(
     deployment: Deployment,
     spark: SparkSession,
-    graph: BaseAssetGraph,
     target: Target,
     code: Code,
     limits: ComparisonLimits | None = None,
@@ -54,7 +52,7 @@ def compare_target(
     """
     refuse_migrated(deployment, target, read_ledgers(deployment))
     limits = limits or target.required or ComparisonLimits()
-    comparison = Comparison(problems=list(describe_missing_days(deployment, graph, target, code)))
+    comparison = Comparison(problems=list(describe_missing_days(deployment, target, code)))
     ledgers = target.table_ledgers(deployment)
     for name in target.tables:
         ledger, pin = ledgers[name], target.pins[name]

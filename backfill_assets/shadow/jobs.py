@@ -9,9 +9,9 @@ from pydantic import Field
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.diff import as_table
 from backfill_assets.backfills.undo import NothingToUndoError
-from backfill_assets.calendar.partitions import parse_calendar_days
+from backfill_assets.calendar.partitions import parse_calendar_days, parse_days_and_part
 from backfill_assets.dagster_ext.failures import is_retry
-from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, one_op_job
+from backfill_assets.dagster_ext.internals import one_op_job
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
@@ -129,9 +129,7 @@ def _stages_table(stages: list[build.StageResult]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
-def _build_compare_job(
-    deployment: Deployment, graph: BaseAssetGraph, code: Code
-) -> dg.JobDefinition:
+def _build_compare_job(deployment: Deployment, code: Code) -> dg.JobDefinition:
     """Build the job `compare_target`, which fails if the comparison finds problems."""
 
     @dg.op(
@@ -148,9 +146,7 @@ def _build_compare_job(
                     deployment, target, required if config.require else None
                 )
             spark = deployment.spark_session(context.resources)
-            comparison = compare.compare_target(
-                deployment, spark, graph, target, code, config.limits
-            )
+            comparison = compare.compare_target(deployment, spark, target, code, config.limits)
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = _comparison_metadata(comparison)
@@ -187,9 +183,7 @@ def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
     return {**numbers, **tables}
 
 
-def _build_switch_job(
-    deployment: Deployment, graph: BaseAssetGraph, code: Code
-) -> dg.JobDefinition:
+def _build_switch_job(deployment: Deployment, code: Code) -> dg.JobDefinition:
     """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
 
     @dg.op(
@@ -203,7 +197,7 @@ def _build_switch_job(
         try:
             only = parse_calendar_days(config.days, deployment.settings) if config.days else None
             for table, results in switch.switch_over(
-                publisher, deployment, graph, code, config.target, run.run_id, tags, only
+                publisher, deployment, code, config.target, run.run_id, tags, only
             ):
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
                 for events in publisher.events(context.instance, table, results):
@@ -234,10 +228,10 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
-            days = parse_calendar_days(config.days, deployment.settings) if config.days else None
+            days, part = parse_days_and_part(config.days, deployment.settings)
             switch.refuse_undo(deployment, context.instance, names, days)
             for table, day_results in switch.undo_backfill_or_switch(
-                publisher, deployment, context.instance, names, context.run.run_id, tags, days
+                publisher, deployment, context.instance, names, context.run.run_id, tags, days, part
             ):
                 context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
                 for events in publisher.events(context.instance, table, day_results):
@@ -309,8 +303,8 @@ def comparison_assets(deployment: Deployment) -> list[dg.AssetsDefinition]:
             owners=deployment.settings.asset_owners,
             description=f"Each comparison of {name}, as a target has it, with production.",
         )
-        for name in deployment.tables
-        if name not in landed
+        for name, parts in deployment.graph.assets.items()
+        if parts[0].name not in landed
     ]
     return [dg.AssetsDefinition(specs=specs)]
 
@@ -319,11 +313,10 @@ def build_shadow_jobs(
     deployment: Deployment, assets: Sequence[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """Build the jobs of targets and the job `undo`, and the sensor that finishes switch-overs."""
-    graph = AssetGraph.from_assets(list(assets))
-    switch_job = _build_switch_job(deployment, graph, code)
+    switch_job = _build_switch_job(deployment, code)
     jobs = [
         _build_shadow_job(deployment, assets),
-        _build_compare_job(deployment, graph, code),
+        _build_compare_job(deployment, code),
         switch_job,
         _build_undo_job(deployment),
     ]

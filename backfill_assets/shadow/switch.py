@@ -22,7 +22,6 @@ from backfill_assets.backfills.changes import RowOrigins, backfill_ids_of, chang
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
-from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions
@@ -72,6 +71,7 @@ def undo_backfill_or_switch(
     run_id: str,
     tags: Mapping[str, str],
     days: Window | None = None,
+    part: str = "",
 ) -> Iterator[tuple[Table, list[DayResult]]]:
     """Undo a backfill, as `undo.undo_backfill` does, or a switch-over.
 
@@ -83,7 +83,8 @@ def undo_backfill_or_switch(
         TargetError: single days cannot be undone, or a switch-over run is active.
     """
     name, *_ = names
-    undo_days = partial(_undo_marked, publisher, deployment, name, run_id, tags, days)
+    mark = _UndoMark(name=name, days=None if days is None else tuple(to_ranges(days)), part=part)
+    undo_days = partial(_undo_marked, publisher, deployment, mark, run_id, tags, days)
     target = _find_target(deployment, names)
     if target is None:
         yield from undo_days()
@@ -114,21 +115,29 @@ class _UndoMark(BaseModel, frozen=True):
     Attributes:
         name: of what is undone.
         days: only these, as ranges; None for all.
+        part: only those of this part; empty for all.
     """
 
     name: str
     days: tuple[str, ...] | None
+    part: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content of the file, and what names it."""
+        return self.model_dump_json(exclude=None if self.part else {"part"})
 
     @property
     def file(self) -> str:
         """The name of the file; the same undo that is asked for again has the same."""
-        return f"{_UNDO_MARK}{uuid5(NAMESPACE_OID, self.model_dump_json())}.json"
+        return f"{_UNDO_MARK}{uuid5(NAMESPACE_OID, self.text)}.json"
 
     def is_half_done(self, deployment: Deployment) -> bool:
         """Whether days are put back, and others still hold what is undone."""
         ledgers = read_ledgers(deployment)
         days = None if self.days is None else frozenset(from_ranges(self.days))
-        scopes = undo_scopes(Snapshot.from_deployment(deployment, ledgers), self.name, days)
+        snapshot = Snapshot.from_deployment(deployment, ledgers)
+        scopes = undo_scopes(snapshot, self.name, days, self.part)
         return any(scope.already_reverted for scope in scopes.values()) and any(
             RowOrigins(ledgers[table]).holds_result(day, change)
             for table, scope in scopes.items()
@@ -139,16 +148,15 @@ class _UndoMark(BaseModel, frozen=True):
 def _undo_marked(
     publisher: DeltaIOManager,
     deployment: Deployment,
-    name: str,
+    mark: _UndoMark,
     run_id: str,
     tags: Mapping[str, str],
     days: Window | None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
     """Undo as `undo_backfill` does; if it is killed halfway, its mark tells."""
-    mark = _UndoMark(name=name, days=None if days is None else tuple(to_ranges(days)))
-    replace_file(deployment.settings.warehouse, mark.file, mark.model_dump_json().encode())
+    replace_file(deployment.settings.warehouse, mark.file, mark.text.encode())
     try:
-        yield from undo_backfill(publisher, deployment, name, run_id, tags, days)
+        yield from undo_backfill(publisher, deployment, mark.name, run_id, tags, days, mark.part)
     except UndoRefusedError:
         _remove_mark(deployment, mark)
         raise
@@ -332,7 +340,6 @@ def has_days_in_production(deployment: Deployment, target: Target) -> bool:
 def switch_over(
     publisher: DeltaIOManager,
     deployment: Deployment,
-    graph: BaseAssetGraph,
     code: Code,
     name: str,
     run_id: str,
@@ -347,7 +354,6 @@ def switch_over(
     Args:
         publisher: reads and publishes in production.
         deployment: whose tables they are.
-        graph: the assets.
         code: the present code, which must have built the target.
         name: the target's name.
         run_id: the run that switches over.
@@ -364,7 +370,7 @@ def switch_over(
     target = targets.load_target(deployment, name)
     if not target.switching or target.undoing:
         targets.raise_if_busy(target)
-        target = _begin_switch(deployment, graph, code, target, tags.get(REASON_TAG, ""), only_days)
+        target = _begin_switch(deployment, code, target, tags.get(REASON_TAG, ""), only_days)
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_columns(deployment, target)
     switched = []
@@ -456,7 +462,6 @@ def _refuse_other_columns(deployment: Deployment, target: Target) -> None:
 
 def _begin_switch(
     deployment: Deployment,
-    graph: BaseAssetGraph,
     code: Code,
     target: Target,
     reason: str,
@@ -474,7 +479,7 @@ def _begin_switch(
     build.refuse_migrated(deployment, target, current)
     build.refuse_external_changes(deployment, target, current)
     problems = []
-    for name, by_day in build.stale_days(deployment, graph, target, code, only_days).items():
+    for name, by_day in build.stale_days(deployment, target, code, only_days).items():
         reasons = "; ".join(
             dict.fromkeys(
                 forecast.reason or forecast.outcome.value
@@ -487,7 +492,7 @@ def _begin_switch(
         commands = ", ".join(
             f"`backfill-assets backfill {window} --target {target.name}`"
             for window in target.requested_windows
-            if build.stale_days(deployment, graph, target, code, window)
+            if build.stale_days(deployment, target, code, window)
         )
         raise TargetError(
             f"target {target.name} is not switched over, as it is not as it would be made now: "
@@ -495,7 +500,7 @@ def _begin_switch(
             f"that is to be deployed: {commands}."
         )
     refuse_uncompared(deployment, target, versions, current)
-    days = build.days_of_target(deployment, graph, target, only_days)
+    days = build.days_of_target(deployment, target, only_days)
     for name, table_days in days.items():
         cloned = build.days_to_clone(deployment, target, name, table_days)
         cloned.raise_if_files_missing(

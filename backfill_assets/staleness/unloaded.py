@@ -306,8 +306,8 @@ def refuse_closing(deployment: Deployment, source: Source, days: Window, *, reop
     for day, reason in find_reasons(deployment, source, days):
         verb = "opened" if reopen else "closed"
         raise ValueError(
-            f"{source.name} [{format_ranges(days)}] is not {verb}, as {day} {reason}. Nothing was "
-            "changed"
+            f"{source.full_name} [{format_ranges(days)}] is not {verb}, as {day} {reason}. Nothing "
+            "was changed"
         )
 
 

@@ -13,11 +13,12 @@ from decimal import Decimal
 from typing import Any
 
 import pandera.pyspark as pa
+import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import Grain
+from backfill_assets.calendar.partitions import Dimension, Grain
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, Reach, RecordedReach
 from backfill_assets.tables import arguments, source_models
 from backfill_assets.tables.arguments import DeclarationError
@@ -31,6 +32,7 @@ from backfill_assets.tables.table import (
     Lineage,
     Table,
     decided_by,
+    table_name,
 )
 from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import LookupAnswers, Unpartitioned, UnpartitionedInput
@@ -51,6 +53,8 @@ class _Self:
     name = "the table itself"
 
 
+#: In `Reads`, all parts of the input.
+ALL: Sequence[str] = ("*",)
 #: In `Reads`, the table that is being declared; `Derived` replaces it by itself.
 SELF: Any = _Self()
 
@@ -69,12 +73,15 @@ class Reads:
         each_row_once: the parameter holds a row of the input once, with `first_for_day` and
             `last_for_day` in place of `for_day`, and not once for each day; see `combine_days`. Of
             what the function returns, the days to compute are taken.
+        parts: of an input with a second dimension, the parts whose rows a day of a table without it
+            holds together: `ALL`, or some of its values. The day requires all of them.
     """
 
     table: Table
     reach: Reach = SAME_DAY
     as_known: bool = False
     each_row_once: bool = False
+    parts: Sequence[str] | None = None
 
     @property
     def of_the_day(self) -> bool:
@@ -185,6 +192,7 @@ class Derived(Table):
         version: its version number, see `table_function.version_of`.
         first: name of the first version; its own if there is no other.
         lineage: by column, the input columns that it is built from, if declared.
+        part_column: the column of its second dimension; empty if it has days alone.
         decided_by: the settings that decide its inputs, and so its rows.
     """
 
@@ -198,12 +206,14 @@ class Derived(Table):
     version: int = 1
     first: str = ""
     lineage: Lineage = field(default_factory=dict)
+    part_column: str = ""
     decided_by: tuple[str, ...] = field(init=False)
     inputs: Callable[[Policy], Inputs] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "first", self.first or self.name)
+        object.__setattr__(self, "dimension", self._find_dimension())
         reads = {
             name: replace(read, table=self) if read.table is SELF else read
             for name, read in self.reads.items()
@@ -224,6 +234,52 @@ class Derived(Table):
         object.__setattr__(self, "inputs", lambda _: dependencies)
         others = [read.table for read in self.inputs_by_day.values() if read.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
+
+    def _find_dimension(self) -> Dimension | None:
+        """The dimension of its inputs that its `part_column` names.
+
+        Raises:
+            DeclarationError: it has none of them, or an input has another one.
+        """
+        dimensions = {
+            parameter: read.table.dimension
+            for parameter, read in self.inputs_by_day.items()
+            if read.table is not SELF and read.table.dimension
+        }
+        own = [d for d in dimensions.values() if d.name == self.part_column]
+        if self.part_column and not own:
+            raise DeclarationError(
+                f"{self.name}: no input has the dimension {self.part_column}: a table has one of "
+                "its inputs, or none"
+            )
+        for parameter, dimension in dimensions.items():
+            read = self.inputs_by_day[parameter]
+            parts = (read.parts or ()) if isinstance(read, Reads) else ()
+            if unknown := {*parts}.difference(dimension.values, ALL):
+                raise DeclarationError(
+                    f"{self.name}: {parameter} reads the parts {sorted(unknown)} of "
+                    f"{read.table.name}, which has {[*dimension.values]}"
+                )
+            if own and (parts or dimension != own[0]):
+                raise DeclarationError(
+                    f"{self.name}: {parameter} has days of another dimension, or parts= although "
+                    f"each part of {self.name} reads its own: a table has one second dimension"
+                )
+            if not own and not parts and not self.part:
+                raise DeclarationError(
+                    f"{self.name}: {read.table.name} has days by {dimension.name}: add "
+                    f'partition=("{self.partition}", "{dimension.name}") for a table by '
+                    f"{dimension.name} as well, or Reads({read.table.name}, parts=ALL) for the "
+                    "rows of all of them"
+                )
+        column = self.columns.get(self.part_column)
+        is_text = column is not None and isinstance(column.dtype.type, T.StringType)
+        if own and (column is None or column.nullable or not is_text):
+            raise DeclarationError(
+                f"{self.name}: its model needs {self.part_column} as a T.StringType that is not "
+                "null: the part of a row"
+            )
+        return own[0] if own else None
 
     @property
     def kind(self) -> str:
@@ -275,7 +331,9 @@ class Derived(Table):
             return []
         equations = []
         for check in self.conserved:
-            read = self.reads[check.parameter]
+            read = self.reads.get(check.parameter)
+            if read is None:  # of several parts
+                continue
             name = "rows" if check.column is None else check.column
             if read.of_the_day and name in ("rows", *read.table.totals):
                 text = "has {} rows" if name == "rows" else f"has {name} {{}}"
@@ -476,3 +534,64 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
         },
     }
     return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns)
+
+
+def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables, with one for each part in place of a table that has a second dimension.
+
+    A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
+    due, final, held back or undone.
+    """
+    tables: dict[str, Table] = {}
+
+    def find(table: Table, part: str) -> Any:
+        return tables.get(table_name(table.name, part)) or tables.get(table.name, table)
+
+    for name, table in declared.items():
+        for part in table.dimension.values if table.dimension else [""]:
+            if isinstance(table, SourceTable):
+                source = table.source.parts[part] if part else table.source
+                built: Table = next(t for t in source.tables if t.role is table.role)
+            elif isinstance(table, Derived):
+                built = _with_parts(table, part, find)
+            elif isinstance(table, Current) and part:
+                of = find(table.base, part)
+                built = current_table(of, name=table_name(name, part), doc=table.model.__doc__)
+            elif isinstance(table, Corrections) and part:
+                pair = find(table.facts, part), find(table.current, part)
+                doc = table.model.__doc__
+                built = corrections_table(*pair, name=table_name(name, part), doc=doc)
+            else:
+                built = table
+            tables[built.name] = built
+    return tables
+
+
+def _with_parts(table: Derived, part: str, find: Callable[[Table, str], Any]) -> Derived:
+    """A derived table whose inputs are parts: the same one, or some of an input without parts."""
+    others = [read.table for read in table.inputs_by_day.values() if read.table is not table]
+    if not part and not any(t.dimension or find(t, "") is not t for t in others):
+        return table
+    reads: dict[str, Reads] = {}
+    for parameter, read in table.reads.items():
+        dimension = read.table.dimension
+        if read.table is table:
+            reads[parameter] = replace(read, table=SELF)
+        elif dimension is None or part:
+            reads[parameter] = replace(read, table=find(read.table, part))
+        else:
+            for value in dimension.values if read.parts == ALL else read.parts or ():
+                table_of_part = find(read.table, value)
+                name = table_name(parameter, value)
+                reads[name] = replace(read, table=table_of_part, parts=[value])
+    return replace(
+        table,
+        name=table_name(table.name, part),
+        first=table_name(table.first, part),
+        part=part,
+        reads=reads,
+        published={
+            parameter: replace(published, table=find(published.table, part))
+            for parameter, published in table.published.items()
+        },
+    )

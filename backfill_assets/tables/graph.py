@@ -25,10 +25,10 @@ from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, describe_value, locate_message
-from backfill_assets.tables.derived import Derived, versions_in
+from backfill_assets.tables.derived import Derived, expand_parts, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Dependency, Inputs, Table
+from backfill_assets.tables.table import Dependency, Inputs, Table, asset_name
 from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -63,6 +63,14 @@ class Graph:
         return {name: table.inputs(self.policy) for name, table in self.tables.items()}
 
     @cached_property
+    def assets(self) -> Mapping[str, list[Table]]:
+        """The tables of each asset, by its name: one, or one for each part of its dimension."""
+        tables: dict[str, list[Table]] = {}
+        for table in self.tables.values():
+            tables.setdefault(table.asset_name, []).append(table)
+        return tables
+
+    @cached_property
     def sources(self) -> Mapping[str, Source]:
         """The sources, by the name of the raw log."""
         return {
@@ -71,10 +79,37 @@ class Graph:
             if isinstance(table, SourceTable)
         }
 
+    def follows_part(self, names: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether tables are those of others in the next part: one run can have both."""
+        table, other = self.tables[names[0]], self.tables[others[-1]]
+        if table.dimension is None or table.dimension != other.dimension:
+            return False
+        values = table.dimension.values
+        assets, other_assets = ([*dict.fromkeys(map(asset_name, n))] for n in (names, others))
+        return assets == other_assets and values.index(table.part) == values.index(other.part) + 1
+
+    def join_parts(self, names: Iterable[str]) -> list[str]:
+        """The names of tables, in place of all parts of one its own name."""
+        names = [*names]
+        joined = dict[str, None]()
+        for name in names:
+            asset = asset_name(name)
+            is_whole = {table.name for table in self.assets[asset]} <= {*names}
+            joined[asset if is_whole else name] = None
+        return [*joined]
+
+    @property
+    def parts_of_sources(self) -> list[list[Source]]:
+        """Each source as a list of its parts; of one without a second dimension, itself."""
+        parts: dict[str, list[Source]] = {}
+        for source in self.sources.values():
+            parts.setdefault(source.name, []).append(source)
+        return [*parts.values()]
+
     @cached_property
     def sources_by_name(self) -> Mapping[str, Source]:
         """The sources, by their own name."""
-        return {source.name: source for source in self.sources.values()}
+        return {source.full_name: source for source in self.sources.values()}
 
     def find_source(self, name: str) -> Source:
         """The source of a name.
@@ -114,9 +149,10 @@ class Graph:
         source_policies = {log: source.under(self.policy) for log, source in self.sources.items()}
         policies = {}
         for name, logs in self._logs_by_table.items():
-            policy = combine_policies(
+            combined = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
+            policy = replace(combined, start=self._start_of(logs))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
@@ -124,6 +160,13 @@ class Graph:
                 policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
         return policies
+
+    def _start_of(self, logs: Iterable[str]) -> date:
+        """The first day of a table of some raw logs: all sources are there, each with some part."""
+        starts: dict[str, list[date]] = {"": [self.policy.start]}
+        for source in map(self.sources.__getitem__, logs):
+            starts.setdefault(source.name, []).append(source.under(self.policy).start)
+        return max(map(min, starts.values()))
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.
@@ -177,7 +220,9 @@ class Graph:
         return tuple(
             name
             for name in (*self.landed_tables, *self.by_log_day)
-            if self.source_logs(name) == frozenset([log]) and self.tables[name].grain is Grain.DAILY
+            if self.source_logs(name) == frozenset([log])
+            and self.tables[name].grain is Grain.DAILY
+            and self.tables[name].part == self.tables[log].part
         )
 
     def direct_inputs(self, name: str) -> list[str]:
@@ -343,7 +388,7 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
         if isinstance(table, Derived):
             _check_versions(tables_path, tables, table)
     collect_lookups(tables, tables_path)
-    return Graph(tables, policy)
+    return Graph(expand_parts(tables), policy)
 
 
 def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tuple[str, ...]:

@@ -92,6 +92,14 @@ def _declare_file(source: str) -> TypeAndField:
     return _declare_text(f"Landing file, relative to the folder {source}.")
 
 
+def add_part(model: type[pa.DataFrameModel], partition: str, name: str) -> type[pa.DataFrameModel]:
+    """A model with the column of a part after the day, if it has none; its type is STRING."""
+    columns = model_columns(model)
+    part = columns.pop(name, None) or _declare_text(f"The {name}, from the path of the folder.")
+    columns = {partition: columns.pop(partition), name: part, **columns}
+    return build_model(model.__name__, model.__doc__ or "", columns)
+
+
 def raw_model(source: str, lines: type[pa.DataFrameModel]) -> type[pa.DataFrameModel]:
     """The model of the raw log. It has no key: the same line may be sent twice."""
     columns = {

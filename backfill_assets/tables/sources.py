@@ -18,10 +18,19 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
+from backfill_assets.calendar.partitions import Dimension
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
-from backfill_assets.tables.table import ENTRY_PREFIX, Dependency, Equation, Figure, Inputs, Table
+from backfill_assets.tables.table import (
+    ENTRY_PREFIX,
+    Dependency,
+    Equation,
+    Figure,
+    Inputs,
+    Table,
+    table_name,
+)
 
 #: The columns that this package adds to the fields of a source.
 OWN_COLUMNS = ("log_date", "arrival_date", "event_date", "source_file")
@@ -207,7 +216,11 @@ class Source:
             moments, or the one after the change, with a warning; `raise` holds the file back.
         skew: by column of the staging, the share of a day's rows (0 to 1) beyond which a plan
             reports skew, see `table`.
+        dimension: a second dimension of partitions: the files of an arrival day lie in folders
+            `NAME=VALUE/` within its folder, such as `region=eu/`, and each part is loaded,
+            published and undone apart from the others.
         declared_in: the module that declares it; the calling module, if not given.
+        part: one part of the dimension, in a graph; see `Table.part`.
 
     Raises:
         DeclarationError: a name is not a field, or has another type.
@@ -238,7 +251,9 @@ class Source:
     decimal: Literal[".", ","] = "."
     thousands: str = ""
     encoding: str = arguments.UTF_8
+    dimension: Dimension | None = None
     declared_in: str = field(default="", compare=False)
+    part: str = ""
 
     def __post_init__(self) -> None:
         if not self.declared_in:
@@ -283,6 +298,10 @@ class Source:
             "hourly": (arguments.is_bool, "True or False"),
             "named": (_is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'),
             **self._file_rules(),
+            "dimension": (
+                arguments.none_or(lambda value: isinstance(value, Dimension)),
+                'Dimension("region", ["eu", "us"])',
+            ),
             "timezone": (is_time_zone, 'the IANA name of a time zone, as "Europe/Berlin"'),
             "ambiguous": (
                 lambda x: x in ("first", "second", "raise"),
@@ -498,10 +517,31 @@ class Source:
     @property
     def page(self) -> str:
         """The name of the asset of the page with the lateness figures."""
-        return self._asset_name(Role.PAGE)
+        name = self._asset_name(Role.PAGE)
+        return f"{name}_{self.part}" if self.part else name
 
     def _asset_name(self, role: Role) -> str:
         return self.named.get(role) or _NAMES[role].format(self.name)
+
+    @property
+    def full_name(self) -> str:
+        """Its name, with that of its part."""
+        return table_name(self.name, self.part)
+
+    @property
+    def part_folder(self) -> str:
+        """The folder of its part within an arrival day's folder, as `/region=eu`; empty if none."""
+        return f"/{self.dimension.name}={self.part}" if self.dimension and self.part else ""
+
+    @cached_property
+    def parts(self) -> "Mapping[str, Source]":
+        """The source by part of its dimension; empty without one."""
+        if self.dimension is None:
+            return {}
+        starts = {
+            part: self.dimension.starts.get(part, self.start) for part in self.dimension.values
+        }
+        return {part: replace(self, part=part, start=start) for part, start in starts.items()}
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -532,8 +572,12 @@ class Source:
 
     def _build_table(self, role: Role, model: type[pa.DataFrameModel], **more: Any) -> SourceTable:
         """Build the source's table of a role; `more` has further fields of `SourceTable`."""
+        name = self._asset_name(role)
+        if self.dimension:
+            model = source_models.add_part(model, more["partition"], self.dimension.name)
+            more |= {"dimension": self.dimension, "part": self.part}
         return SourceTable(
-            name=self._asset_name(role),
+            name=table_name(name, self.part),
             model=model,
             modules=(self.lines.__module__, self.declared_in),
             source=self,

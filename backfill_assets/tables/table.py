@@ -6,6 +6,7 @@ column belongs here, its evaluation in `audit`.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -19,8 +20,17 @@ from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import Grain
+from backfill_assets.calendar.partitions import (
+    BY_DIMENSION,
+    PART_MARK,
+    Dimension,
+    Grain,
+    days_condition,
+    range_of_run,
+    split_key,
+)
 from backfill_assets.calendar.reach import Reach, RecordedReach
+from backfill_assets.settings import Settings
 from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError, check_arguments
 from backfill_assets.tables.columns import (
@@ -108,6 +118,9 @@ class Table(table_options.TableOptions):
         frozen: whether a check reports that a final day was changed other than by a person.
         forbidden: checks for rows that must not be in a day beside others.
         retired: the first business day on which it is no longer built; None if not declared.
+        dimension: its second dimension of partitions; None if it has days alone.
+        part: of one part of a table with a second dimension, its value there. Such a table is
+            declared without a part, and a graph has one for each part, named `TABLE/PART`.
 
     Raises:
         DeclarationError: a column has an unknown check, or an option does not fit the columns: the
@@ -123,6 +136,8 @@ class Table(table_options.TableOptions):
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
     depends_on: tuple[str | Path, ...] = ()
+    dimension: Dimension | None = None
+    part: str = ""
 
     def __post_init__(self) -> None:
         check_arguments(self.name, table_options.option_arguments(self))
@@ -140,6 +155,57 @@ class Table(table_options.TableOptions):
     def is_retired(self, today: date) -> bool:
         """Whether it is no longer built on a business day."""
         return self.retired is not None and self.retired <= today
+
+    @property
+    def asset_name(self) -> str:
+        """The name of its asset and of its folder, which it shares with the other parts."""
+        return asset_name(self.name)
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that the Delta table is partitioned by: the day and, if any, the part."""
+        return (self.partition, self.dimension.name) if self.dimension else (self.partition,)
+
+    @property
+    def part_values(self) -> Mapping[str, str]:
+        """The value of the column of the part; empty without a part."""
+        return {self.dimension.name: self.part} if self.dimension and self.part else {}
+
+    def days_condition(self, days: Iterable[date], *, relation: str = "") -> str:
+        """The SQL condition for the rows of some days, in the part of the table if it is one."""
+        condition = days_condition(days, self.partition, relation=relation)
+        prefix = relation and f"{relation}."
+        parts = [f"{prefix}`{column}` = '{part}'" for column, part in self.part_values.items()]
+        return " AND ".join([f"({condition})", *parts]) if parts else condition
+
+    def partitions_def(self, settings: Settings) -> dg.PartitionsDefinition:
+        """The partitions definition for Dagster."""
+        days = self.grain.partitions_def(settings)
+        return self.dimension.partitions_def(days) if self.dimension else days
+
+    def partition_key(self, day: date) -> str:
+        """Dagster's key of a day."""
+        return self.dimension.partition_key(day, self.part) if self.dimension else str(day)
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job of the tables with the same partitions definition."""
+        by = f"{BY_DIMENSION}{self.dimension.name}" if self.dimension else ""
+        return f"{self.grain.job_name}{by}"
+
+    def run_tags(self, days: Iterable[date]) -> dict[str, str]:
+        """The tags of a run of exactly these days."""
+        return self.grain.run_tags(days, self.partition_key)
+
+    def is_in_run(self, tags: Mapping[str, str]) -> bool:
+        """Whether the partitions of a run, by its tags, may be those of this part."""
+        if self.dimension is None:
+            return True
+        with suppress(ValueError):
+            first, last = (split_key(key)[1] for key in range_of_run(tags))
+            values = [*self.dimension.values]
+            return values.index(first) <= values.index(self.part) <= values.index(last)
+        return False
 
     @property
     def kind(self) -> str:
@@ -194,8 +260,8 @@ class Table(table_options.TableOptions):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that identify a row: the day, and the natural key."""
-        return tuple(dict.fromkeys((self.partition, *self.key)))
+        """The columns that identify a row: the day, the part, and the natural key."""
+        return tuple(dict.fromkeys((*self.partition_columns, *self.key)))
 
     @property
     def rows_figure(self) -> Figure:
@@ -256,7 +322,7 @@ class Table(table_options.TableOptions):
                         unique=False,
                         other=[
                             *sql_conditions(name, column).values(),
-                            *(["partition column"] if name == self.partition else []),
+                            *(["partition column"] if name in self.partition_columns else []),
                             *(["part of the natural key"] if name in self.key else []),
                         ],
                     ),
@@ -332,6 +398,22 @@ class Table(table_options.TableOptions):
         for column in schema.columns.values():
             column.nullable, column.checks = True, []
         return schema
+
+
+def asset_name(name: str) -> str:
+    """The name of the asset of a table, from the name of the table or of one of its parts."""
+    return name.partition(PART_MARK)[0]
+
+
+def table_name(asset: str, part: str) -> str:
+    """The name of the table of an asset and a part; the asset's own without a part."""
+    return f"{asset}{PART_MARK}{part}" if part else asset
+
+
+def run_tags(tables: Sequence[Table], days: Iterable[date]) -> dict[str, str]:
+    """The tags of a run of exactly these days of tables, which may have parts that are adjacent."""
+    tags, ends = tables[0].run_tags(days), tables[-1].run_tags(days)
+    return {name: ends[name] if name.endswith("_end") else text for name, text in tags.items()}
 
 
 def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ _PAIR = 2
 def table(
     model: "type[pa.DataFrameModel[Any]]",
     *,
-    partition: str,
+    partition: str | tuple[str, str],
     key: Sequence[str] | None = None,
     totals: Sequence[str] = (),
     rules: Mapping[str, tuple[str, str]] = {},
@@ -235,7 +235,9 @@ def table(
 
     Args:
         model: the columns. The frame that the function returns has these, and no others.
-        partition: the DATE column with the day of the table.
+        partition: the DATE column with the day of the table; or this and the column of a second
+            dimension that its inputs have, as `("run_date", "region")`: the table then has days of
+            each part, each computed from the same part of the inputs.
         key: the columns that are unique within a day. Without it, a `DeclarationWarning` says what
             is not checked; `[]` says that the rows of a day have none.
         totals: DECIMAL and whole-number columns whose sums of a day are audited and recorded.
@@ -273,7 +275,7 @@ def version_of(
     number: int,
     *,
     model: "type[pa.DataFrameModel[Any]] | None" = None,
-    partition: str | None = None,
+    partition: str | tuple[str, str] | None = None,
     key: Sequence[str] | None = None,
     totals: Sequence[str] | None = None,
     rules: Mapping[str, tuple[str, str]] | None = None,
@@ -332,6 +334,8 @@ def version_of(
     fields |= {"checks": [*other.conserved, *other.forbidden], "retired": None}
     if model and table_options.unique_columns(model):
         fields["key"] = ()
+    if other.part_column:
+        fields["partition"] = (other.partition, other.part_column)
     fields |= {n: v for n, v in parameters.items() if n in fields and v is not None}
 
     def declare_version(function: Transform) -> Derived:
@@ -391,6 +395,7 @@ def _declare_table(
     lineage: Lineage,
     retired: date | None,
     depends_on: Sequence[str | Path],
+    partition: str | tuple[str, str],
     **fields: Any,
 ) -> Derived:
     """Check the arguments and build the table; `fields` are the other ones of `Derived`."""
@@ -406,8 +411,13 @@ def _declare_table(
         )
     arguments.check_arguments(name, declared)
     inputs = inputs_of(function)
+    day_column, part_column = partition, ""
+    if isinstance(partition, tuple) and len(partition) == _PAIR:
+        day_column, part_column = partition
     derived = Derived(
         name=name,
+        partition=day_column,  # type: ignore[arg-type]  # what it must be is checked there
+        part_column=part_column,
         model=model,
         key=table_options.declared_key(name, model, key),
         modules=(function.__module__, model.__module__, *inputs.request_modules),

@@ -300,11 +300,13 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
                 values[name] = later_moment(text, values[name], source.timezone)
     frame = frame.withColumns(values)
     ahead = F.datediff(version_day(source, timezone), "arrival_date")
+    part, fields = source.raw.part_values.items(), source.fields
     reason = F.coalesce(
         F.col(PROBLEM),
         *_field_reasons(source, verbatim, typed_fields),
         F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
+        *(F.when(F.col(n) != v, f"bad {n}: its folder says {v}") for n, v in part if n in fields),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
     ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
@@ -319,6 +321,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         (F.col(REASON).isNull() & reduce(Column.__or__, ambiguous, F.lit(False))).alias(AMBIGUOUS),
         LACKING,
         *source.fields,
+        *(F.lit(value).alias(name) for name, value in part if name not in fields),
     )
 
 
@@ -383,11 +386,11 @@ def accepted_rows(read: DataFrame, source: Source) -> DataFrame:
 
 def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
     """Return the rejected lines of a result of `read_versions`."""
-    source_columns = {"text": TEXT, "reason": REASON}
-    columns = [
-        F.col(source_columns.get(name, name)).alias(name) for name in source.rejected.columns
-    ]
-    return read.where(F.col(REASON).isNotNull()).select(*columns)
+    columns = {name: F.col(name) for name in read.columns}
+    columns |= {"text": F.col(TEXT), "reason": F.col(REASON)}
+    columns |= {name: F.lit(part) for name, part in source.rejected.part_values.items()}
+    selected = [columns[name].alias(name) for name in source.rejected.columns]
+    return read.where(F.col(REASON).isNotNull()).select(*selected)
 
 
 LoadTargets = Mapping[date, LoadTarget]

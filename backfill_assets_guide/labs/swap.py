@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.deployment import Deployment
@@ -114,10 +113,7 @@ def _compare_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The target is compared with production.")
     settings = after.settings
     target = targets.load_target(Deployment(settings), _TARGET)
-    graph = AssetGraph.from_assets(after.assets)
-    comparison = compare_target(
-        Deployment(settings), lab.spark, graph, target, Deployment(settings).code
-    )
+    comparison = compare_target(Deployment(settings), lab.spark, target, Deployment(settings).code)
     for report in comparison.reports:
         lab.show("comparison", report.summary_line)
     lab.show("comparison", f"problems {len(comparison.problems)}")

@@ -224,7 +224,7 @@ def measure_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
     whole = Window(first, last + DAY)
     measure_work(
         "the days that follow from them",
-        lambda: days_by_table(pipeline.deployment, graph, tables, whole),
+        lambda: days_by_table(pipeline.deployment, tables, whole),
     )
     measure_work(
         "handing them to Dagster as one backfill",

@@ -196,7 +196,7 @@ class Pipeline:
         return launched
 
     def tick_schedule(self) -> list[dg.RunRequest]:
-        """The nightly schedule's requests as of now."""
+        """The requests of the nightly schedules as of now."""
         context = dg.build_schedule_context(
             instance=self.instance,
             scheduled_execution_time=self.now,
@@ -204,8 +204,9 @@ class Pipeline:
         )
         # A context takes only an instance that another process could open.
         context._instance_ref, context._instance = True, self.instance
-        schedule = self.repository.get_schedule_def("nightly")
-        return list(schedule.evaluate_tick(context).run_requests or [])
+        schedules = [s for s in self.repository.schedule_defs if s.name.startswith("nightly")]
+        ticks = [schedule.evaluate_tick(context) for schedule in schedules]
+        return [request for tick in ticks for request in tick.run_requests or []]
 
     def tick(self, sensor: str) -> SensorExecutionData:
         """One tick of a sensor, whose cursor is kept as the daemon would."""
@@ -361,7 +362,4 @@ def tick_planned_backfills(pipeline: Pipeline) -> str:
 def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
     request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
-    graph = pipeline.repository.asset_graph
-    return backfill_jobs.create_plan(
-        pipeline.deployment, graph, pipeline.instance, pipeline.code, request
-    )
+    return backfill_jobs.create_plan(pipeline.deployment, pipeline.instance, pipeline.code, request)

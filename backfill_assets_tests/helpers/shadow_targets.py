@@ -40,8 +40,8 @@ def build_shadow(
 def compare_shadow(
     pipeline: Pipeline, spark: SparkSession, bounds: ComparisonLimits | None = None
 ) -> Comparison:
-    graph, target = pipeline.repository.asset_graph, targets.load_target(pipeline.deployment, "v2")
-    return compare_target(pipeline.deployment, spark, graph, target, pipeline.code, bounds)
+    target = targets.load_target(pipeline.deployment, "v2")
+    return compare_target(pipeline.deployment, spark, target, pipeline.code, bounds)
 
 
 def run_switch_over(

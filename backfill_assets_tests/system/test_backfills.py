@@ -337,9 +337,7 @@ def test_without_a_plan_other_code_is_refused_as_well(loaded, redeployed):
 
 def test_the_days_that_follow(pipeline):
     """A table that follows two others has the days of both; Dagster's own search may lose some."""
-    days = days_by_table(
-        pipeline.deployment, graph_of(pipeline), list(TABLES), Window(day(4), day(6))
-    )
+    days = days_by_table(pipeline.deployment, list(TABLES), Window(day(4), day(6)))
     assert [*days] == [*TABLES]
     for name in TABLES:
         follows = (
@@ -349,9 +347,9 @@ def test_the_days_that_follow(pipeline):
             ).by_event_day
         )
         assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
-    assert days_by_table(
-        pipeline.deployment, graph_of(pipeline), ["fact_daily_orders"], Window(day(4), day(6))
-    ) == {"fact_daily_orders": [day(4), day(5)]}
+    assert days_by_table(pipeline.deployment, ["fact_daily_orders"], Window(day(4), day(6))) == {
+        "fact_daily_orders": [day(4), day(5)]
+    }
 
 
 def test_a_stage_passes_if_it_has_nothing_to_do_and_not_if_dagster_calls_it_failed(loaded):

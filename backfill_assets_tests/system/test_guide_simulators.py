@@ -21,7 +21,6 @@ from selenium.webdriver import Chrome, Keys
 from backfill_assets.backfills.planner import days_by_table
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Window
-from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, TABLES
 from backfill_assets.settings import load_settings
@@ -702,14 +701,13 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     follows = "return g[0].map(([first, days]) => m.follows(first, days))"
     assert call_module(guide, GRID, follows, requests) == expected
     # And as a plan of ours has it: the days that Dagster is asked for.
-    assets = build_defs(settings).get_repository_def().asset_graph
     requests, expected = [], []
     for first in tables:
         names = [*tables][[*tables].index(first) :]
         for start, length in ((1, 1), (4, 1), (9, 3), (16, 1), (1, 16)):
             window = Window(day(start), day(start + length))
             requests.append([first, _day_numbers(window)])
-            planned = days_by_table(Deployment(settings), assets, names, window)
+            planned = days_by_table(Deployment(settings), names, window)
             expected.append(
                 {name: _day_numbers(table_days) for name, table_days in planned.items()}
             )

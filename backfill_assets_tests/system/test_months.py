@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import date
 from decimal import Decimal
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,6 @@ from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import GrainReach
-from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import freshness_policy
@@ -240,21 +238,14 @@ def test_stages_have_each_partition_once(numbers, pilot_days, chunk_days) -> Non
     request = BackfillRequest(
         days=days, tables=tables, pilot_days=pilot_days, chunk_days=chunk_days
     )
-    graph, deployment = asset_graph(), Deployment(load_settings(tables=PLACE))
-    whole = days_by_table(deployment, graph, tables, request.window)
+    deployment = Deployment(load_settings(start=FIRST, end=LAST + DAY, tables=PLACE))
+    whole = days_by_table(deployment, tables, request.window)
     parts = [
-        stages._stage_days(deployment, graph, request, window)
-        for _, window in request.split_stages()
+        stages._stage_days(deployment, request, window) for _, window in request.split_stages()
     ]
     for name in tables:
         stage_days = [day for part in parts for day in part.get(name, [])]
         assert sorted(stage_days) == whole.get(name, [])
-
-
-@cache
-def asset_graph():
-    settings = load_settings(start=FIRST, end=LAST + DAY, tables=PLACE)
-    return build_defs(settings).get_repository_def().asset_graph
 
 
 @pytest.mark.parametrize("grain", [grain for grain in Grain if grain is not Grain.DAILY])

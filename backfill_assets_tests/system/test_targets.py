@@ -215,7 +215,7 @@ def test_a_target_from_end_to_end(production, new, spark):
     changed = {SCORES, RANKS, STATE}
     assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
     # Nothing is due, neither by what the days are made of nor by the new code.
-    assert not stale_days(after.deployment, after.repository.asset_graph, target, after.code)
+    assert not stale_days(after.deployment, target, after.code)
     assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
     assert state_of(after, "v2") == "switched over: v2-1"
     run_undo(after, "v2")
@@ -329,7 +329,7 @@ def test_runs_at_a_time_wait_for_the_days_that_they_read(new):
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
     target = targets.new_target(after.deployment, "v2", (SCORES,), _parse_window(DAYS))
-    stale = stale_days(after.deployment, after.repository.asset_graph, target, after.code)
+    stale = stale_days(after.deployment, target, after.code)
     assert {name: sorted(table_days) for name, table_days in stale.items()} == {
         SCORES: [day(2), day(3), day(4)]
     }

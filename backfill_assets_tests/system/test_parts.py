@@ -1,0 +1,227 @@
+"""Tables with a second dimension: a region is loaded, judged, held back and undone apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.spark.session import Engine
+from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
+
+REGIONS = ("eu", "us", "apac")
+OF_REGIONS = ("region_orders", "customer_spend")
+EVERYTHING = (
+    *("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "orders_lateness"),
+    *OF_REGIONS,
+)
+#: Days after the event day on which a line still counts.
+WINDOW = 2
+
+
+def make_pipeline(engine: Engine, root: Path, **more: Any) -> Pipeline:
+    return Pipeline(engine, root, tables="backfill_assets_guide.examples.regions:TABLES", **more)
+
+
+@pytest.fixture
+def regions(engine, spark, tmp_path: Path) -> Pipeline:
+    return make_pipeline(engine, tmp_path)
+
+
+def line(order_id: str, n: int, amount: str, *, version: int = 0, customer: str = "c1") -> dict:
+    return {
+        "order_id": order_id,
+        "customer": customer,
+        "ordered_at": f"{day(n)}T10:00:00Z",
+        "updated_at": f"{day(n)}T1{version}:00:00Z",
+        "amount": amount,
+    }
+
+
+def land(
+    pipeline: Pipeline, n: int, region: str, lines: Iterable[dict], name: str = "a.jsonl"
+) -> None:
+    folder = pipeline.folder(n) / f"region={region}"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+
+
+def run_regions(
+    pipeline: Pipeline,
+    first: int,
+    last: int,
+    parts: tuple[str, str] = ("eu", "apac"),
+    assets: Iterable[str] = EVERYTHING,
+    **more: Any,
+) -> Any:
+    """Materialize days of adjacent regions in one run."""
+    keys = {"start": f"{day(first)}|{parts[0]}", "end": f"{day(last)}|{parts[1]}"}
+    tags = {f"dagster/asset_partition_range_{end}": key for end, key in keys.items()}
+    return pipeline.run(first, last, [*assets], tags=tags | more.pop("tags", {}), **more)
+
+
+def region_totals(pipeline: Pipeline) -> dict[tuple[str, date], tuple[int, Decimal]]:
+    rows = pipeline.rows("region_orders")
+    return {(r["region"], r["run_date"]): (r["orders"], r["revenue"]) for r in rows}
+
+
+class Model:
+    """What the tables must have, from all lines that were landed, in plain Python."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, date, dict]] = []
+
+    def land(self, pipeline: Pipeline, n: int, region: str, lines: list[dict], name: str) -> None:
+        land(pipeline, n, region, lines, name)
+        self.lines += [(region, day(n), entry) for entry in lines]
+
+    def counting(self) -> list[tuple[str, date, dict]]:
+        """By region and event day, the greatest version of each order that came in time."""
+        best: dict[tuple[str, str], tuple[str, date, dict]] = {}
+        for region, arrival, entry in self.lines:
+            event = datetime.fromisoformat(entry["ordered_at"]).date()
+            key = region, entry["order_id"]
+            in_time = (arrival - event).days <= WINDOW
+            if in_time and (key not in best or best[key][2]["updated_at"] < entry["updated_at"]):
+                best[key] = region, event, entry
+        return [*best.values()]
+
+    def totals(self) -> dict[tuple[str, date], tuple[int, Decimal]]:
+        totals: dict[tuple[str, date], tuple[int, Decimal]] = {}
+        for region, event, entry in self.counting():
+            n, amount = totals.get((region, event), (0, Decimal(0)))
+            totals[region, event] = (n + 1, amount + Decimal(entry["amount"]))
+        return totals
+
+    def spend(self, last: date) -> dict[tuple[str, date, str], Decimal]:
+        """By region, day and customer, what was spent so far; up to a last day."""
+        spent: dict[tuple[str, date, str], Decimal] = defaultdict(Decimal)
+        for region, event, entry in self.counting():
+            for later in Window(event, last + DAY):
+                spent[region, later, entry["customer"]] += Decimal(entry["amount"])
+        return dict(spent)
+
+
+def assert_as_model(pipeline: Pipeline, model: Model, last: date) -> None:
+    """Every row of the tables is that of the model; `last` is the last day that is due."""
+    totals = model.totals()
+    assert region_totals(pipeline) == totals
+    spend = {
+        (r["region"], r["run_date"], r["customer"]): r["spent"]
+        for r in pipeline.rows("customer_spend")
+    }
+    assert spend == model.spend(last)
+    world: dict[date, tuple[int, Decimal]] = {}
+    for (_, run_date), (n, amount) in totals.items():
+        orders, revenue = world.get(run_date, (0, Decimal(0)))
+        world[run_date] = (orders + n, revenue + amount)
+    rows = pipeline.rows("world_orders")
+    assert {r["run_date"]: (r["orders"], r["revenue"]) for r in rows} == world
+
+
+def commits_by_day(pipeline: Pipeline, name: str) -> Counter[date]:
+    """How often the days of a table were written."""
+    records = read_ledgers(pipeline.deployment)[name].records
+    return Counter(d for record in records for d in record.rewritten_days & record.days.keys())
+
+
+def live_nights(pipeline: Pipeline, nights: int, late_by: int, seed: int) -> Model:
+    """Nights with corrections and late lines, and with one region that is days late."""
+    random, model = Random(seed), Model()
+    waiting: dict[int, list[dict]] = {}
+    for n in range(1, nights + 1):
+        for region in REGIONS:
+            lines = [
+                line(f"o{n}-{i}", n, f"{random.randint(1, 99)}.50", customer=f"c{i % 2}")
+                for i in range(random.randint(1, 3))
+            ]
+            if region == "apac":
+                waiting[n] = lines
+                continue
+            if region == "us" and n > 1 and random.random() < 0.5:
+                back = random.randint(1, min(4, n - 1))
+                lines.append(line(f"o{n - back}-0", n - back, "7.00", version=1 + n % 8))
+            model.land(pipeline, n, region, lines, "a.jsonl")
+        if n > late_by:
+            model.land(pipeline, n - late_by, "apac", waiting.pop(n - late_by), "a.jsonl")
+        pipeline.night(day(n + 1))
+        assert_as_model(pipeline, model, day(n))
+    return model
+
+
+def test_a_region_that_is_late_holds_back_only_itself(regions):
+    """Rows are those of plain Python, night by night; the others are published and become final."""
+    live_nights(regions, 4, late_by=2, seed=4)
+    ledgers = read_ledgers(regions.deployment)
+    days = [day(n) for n in range(1, 5)]
+    assert commits_by_day(regions, "region_orders/eu") == dict.fromkeys(days, 1)
+    assert commits_by_day(regions, "region_orders/apac")[day(1)] == 2, "empty, then with its lines"
+    assert day(1) in ledgers["stg_orders/eu"].final_days
+    assert not ledgers["stg_orders/apac"].final_days
+    metadata = ledgers["region_orders/eu"].metadata
+    assert metadata is not None
+    assert metadata.partitioned_by == ("run_date", "region")
+    assert regions.materialized("region_orders") == {f"{d}|{r}" for d in days for r in REGIONS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_thirty_nights_of_three_regions(engine, spark, tmp_path, seed):
+    live_nights(make_pipeline(engine, tmp_path), 30, late_by=3, seed=seed)
+
+
+def test_a_poisoned_cell_is_held_back_alone_and_a_part_is_undone_alone(regions):
+    """The other regions publish, the world waits and says for which; an undo leaves the others."""
+    for n in (1, 2):
+        for region in REGIONS:
+            land(regions, n, region, [line(f"o{n}", n, "10.00"), line(f"p{n}", n, "5.00")])
+    (regions.folder(2) / "region=us" / "_control.json").write_text('{"rows": 3, "amount": "99"}')
+    run_regions(regions, 1, 2, fails=True)
+    two = (2, Decimal("15.00"))
+    published = {(r, day(n)): two for r in REGIONS for n in (1, 2) if (r, n) != ("us", 2)}
+    assert region_totals(regions) == published
+    result = regions.run(1, 2, ["world_orders"], fails=True)
+    assert "region_orders/us[2024-01-02] has never been published" in regions.failure(result)
+    assert {r["run_date"] for r in regions.rows("world_orders")} == {day(1)}
+
+    (regions.folder(2) / "region=us" / "_control.json").unlink()
+    run_regions(regions, 2, 2, ("us", "us"))
+    regions.run(2, 2, ["world_orders"])
+    for region in REGIONS:
+        land(regions, 1, region, [line("o1", 1, "70.00", version=1)], "b.jsonl")
+    wrong = run_regions(regions, 1, 1)
+    regions.run(1, 1, ["world_orders"])
+    files = file_names(regions, "region_orders", "us")
+    run_undo(regions, wrong.run_id, "/eu")
+    totals = region_totals(regions)
+    assert totals["eu", day(1)] == two
+    assert totals["us", day(1)] == totals["apac", day(1)] == (2, Decimal("75.00"))
+    assert file_names(regions, "region_orders", "us") == files
+    # No version of the world has the old rows of one region and the new ones of another.
+    ledgers = read_ledgers(regions.deployment)
+    snapshot = Snapshot.from_deployment(regions.deployment, ledgers, day(4))
+    assert {*find_stale_days(snapshot).all_days("world_orders")} == {day(1)}
+    regions.run(1, 1, ["world_orders"])
+    world = {r["run_date"]: r["revenue"] for r in regions.rows("world_orders")}
+    assert world == {day(1): Decimal("165.00"), day(2): Decimal("45.00")}
+
+
+def file_names(pipeline: Pipeline, table: str, region: str) -> set[str]:
+    actions = pipeline.log(table).get_add_actions(flatten=True)
+    pairs = zip(
+        actions.column("partition.region").to_pylist(),
+        actions.column("path").to_pylist(),
+        strict=True,
+    )
+    return {path for part, path in pairs if part == region}
