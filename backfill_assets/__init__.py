@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         conserves_total,
         corrections_table,
         current_table,
+        external_table,
     )
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table_function import table, version_of
@@ -129,6 +130,7 @@ _MODULES = {
     "days_between": "calendar.reach",
     "delta_io_manager": "definitions",
     "explode_json": "assets.input_frames",
+    "external_table": "tables.derived",
     "following_days": "calendar.reach",
     "forbids_rows": "tables.columns",
     "json_column": "tables.columns",
@@ -192,6 +194,7 @@ __all__ = [
     "days_between",
     "delta_io_manager",
     "explode_json",
+    "external_table",
     "following_days",
     "forbids_rows",
     "json_column",

@@ -96,9 +96,11 @@ class Deployment:
         return collect_lookups(self.tables, self.settings.tables)
 
     def asset_key(self, name: str) -> dg.AssetKey:
-        """Dagster's key of a table or page; its last part is the name."""
+        """Dagster's key of a table or page, with its name at the end; of others, that of theirs."""
         import dagster as dg
 
+        if external := self.graph.external.get(name):
+            return dg.AssetKey(external.asset_key or name)
         return dg.AssetKey([*filter(None, (self.settings.key_prefix or "").split("/")), name])
 
     def asset_path(self, name: str = "") -> str:
@@ -106,5 +108,6 @@ class Deployment:
         return "/".join(filter(None, ["assets", self.settings.key_prefix, name]))
 
     def table_url(self, name: str) -> str:
-        """The URL of a table in the warehouse."""
-        return self.settings.table(name)
+        """The URL of a table: in the warehouse, unless others write it elsewhere."""
+        external = self.graph.external.get(name)
+        return external.place(self.settings.warehouse) if external else self.settings.table(name)

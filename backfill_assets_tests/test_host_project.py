@@ -27,7 +27,7 @@ def repository() -> dg.RepositoryDefinition:
 
 
 def test_the_page_shows_the_example():
-    (block,) = code_blocks("docs/your-project.md", "python")
+    block, _ = code_blocks("docs/your-project.md", "python")
     assert Path(host_project.__file__).read_text().endswith(f"\n{block}")
 
 

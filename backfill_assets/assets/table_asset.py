@@ -40,7 +40,7 @@ from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, Share, cache_frames
-from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.derived import ExternalTable, carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -138,7 +138,7 @@ def delta_assets(
             for table in tables
             for name, asset_in in _asset_ins(deployment, table).items()
         },
-        deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
+        deps=[name for table in tables for name in _assets_of_others(deployment, table)],
         check_specs=check_specs(
             {deployment.asset_key(table.name): table for table in tables}, partitions_def
         ),
@@ -159,7 +159,19 @@ def _asset_ins(deployment: Deployment, table: Table) -> dict[str, dg.AssetIn]:
             partition_mapping=(dependency.launched or dependency.reach).partition_mapping,
         )
         for dependency in table.inputs(deployment.policy)
+        if dependency.source.name not in deployment.graph.external
     }
+
+
+def _assets_of_others(deployment: Deployment, table: Table) -> list[dg.AssetKey]:
+    """Return the assets that write what no asset of the deployment does: Dagster loads none of it.
+
+    Dagster maps days of theirs to the same days, and to all, if they have no partitions.
+    """
+    graph = deployment.graph
+    external = [name for name in graph.direct_inputs(table.name) if name in graph.external]
+    unpartitioned = [dg.AssetKey(reference.name) for reference in table.unpartitioned_inputs]
+    return [*unpartitioned, *map(deployment.asset_key, external)]
 
 
 def _asset_out(
@@ -335,6 +347,9 @@ def table_asset(
         publisher: Publisher = context.resources.backfill_assets_io_manager
         input_keys = map(deployment.asset_key, inputs)
         publisher.note_failures_of_run(context.instance, context.run, input_keys)
+        for dependency in table.inputs(deployment.policy):
+            if isinstance(dependency.source, ExternalTable):
+                inputs[dependency.source.name] = Input(publisher, dependency.source, by_day=True)
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,

@@ -97,7 +97,7 @@ def _requested_days(
     """
     node, window = graph.get(deployment.asset_key(table)), plan.parameters.window
     cadence = partitions.Grain.from_partitions_def(node.partitions_def)
-    inputs = {key.path[-1] for key in node.parent_keys} & plan.tables.keys()
+    inputs = {*map(deployment.asset_key, plan.tables)} & node.parent_keys
     return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 

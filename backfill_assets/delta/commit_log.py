@@ -97,11 +97,13 @@ class CachedCommitLog(CommitLog):
         decode_version: the version of a line; None if it cannot be read.
         encoding_id: identifies the encoding; a cache in another encoding is used only for deleted
             commits.
+        writes_cache: whether the cache may be written: not into a table of others.
     """
 
     encode_commit: Callable[[int, bytes], bytes | None]
     decode_version: Callable[[bytes], int | None]
     encoding_id: str
+    writes_cache: bool = True
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file exists."""
@@ -152,7 +154,7 @@ class CachedCommitLog(CommitLog):
                     commits.lines.append(line)
         if restored:
             commits.lines.sort(key=lambda line: self.decode_version(line) or 0)
-        if since is None and len(versions) >= _MIN_READS_TO_CACHE:
+        if self.writes_cache and since is None and len(versions) >= _MIN_READS_TO_CACHE:
             self._write_cache(commits, upto, table_id)
         return commits
 

@@ -30,6 +30,7 @@ from backfill_assets.delta.records import (
 )
 from backfill_assets.deployment import Deployment
 from backfill_assets.spark.processes import pause_gc
+from backfill_assets.tables.derived import ExternalTable
 from backfill_assets.tables.table import Table
 
 _PHYSICAL_NAME = "name in files"
@@ -153,6 +154,8 @@ def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
     URL.
     """
     ledger = _read_log(url, table)
+    if isinstance(table, ExternalTable):
+        return ledger.as_external_input
     if not table.unpartitioned_inputs:
         return ledger
     references = read_unpartitioned_inputs(table, warehouse or url.rpartition("/")[0])
@@ -164,7 +167,11 @@ def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
 def _read_log(url: str, table: Table) -> Ledger:
     """The ledger from the table's own log, without unpartitioned inputs."""
     commits = CachedCommitLog(
-        url, partial(encode_commit, table), decode_version, encoding_id(table)
+        url,
+        partial(encode_commit, table),
+        decode_version,
+        encoding_id(table),
+        writes_cache=not isinstance(table, ExternalTable),
     )
     cached = _cached_ledgers.get(url)
     if cached is not None and not cached.is_current(table, commits):
@@ -189,10 +196,10 @@ def _read_log(url: str, table: Table) -> Ledger:
 
 
 def read_ledgers(deployment: Deployment) -> Ledgers:
-    """The current ledgers of all tables, inputs first."""
+    """The current ledgers of all tables, inputs first; of others, those that are read."""
     # Downstream tables are read first: an input may then be newer than what was built from it,
     # which the next read corrects, but never older.
-    tables = deployment.tables
+    tables = deployment.graph.all_tables
     ledgers = {
         name: read_ledger(deployment.table_url(name), table)
         for name, table in reversed([*tables.items()])
@@ -203,8 +210,11 @@ def read_ledgers(deployment: Deployment) -> Ledgers:
 def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
     """A new ledger with the commits added; it has no days if the table has another partitioning."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
-    metadata = read_metadata(log)
-    if metadata.partitioned_by != (ledger.table.partition,) or not any(
+    metadata, is_external = read_metadata(log), isinstance(ledger.table, ExternalTable)
+    by_day = metadata.partitioned_by
+    if is_external:  # a day of others may be divided further
+        by_day = tuple(name for name in by_day if name == ledger.table.partition)
+    if by_day != (ledger.table.partition,) or not any(
         column.name == ledger.table.partition and column.dataType == T.DateType()
         for column in metadata.struct
     ):
@@ -224,7 +234,7 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
         if summary.record:
             records.append(to_record(summary, summary.record))
         # External commits before our first one are the creation.
-        elif (summary.days or summary.anywhere) and (records or missing):
+        elif (summary.days or summary.anywhere) and (records or missing or is_external):
             days = frozenset(map(date.fromisoformat, summary.days))
             at = commit_time(summary)
             external.append(

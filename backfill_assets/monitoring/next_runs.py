@@ -297,7 +297,8 @@ class RunPlanner:
         ledgers = read_ledgers(self.deployment)
         stale = find_stale_days(Snapshot.from_deployment(self.deployment, ledgers, today))
         unloaded = unloaded_by_log(self.deployment, ledgers, self.deployment.graph, today)
-        for table, ledger in ledgers.items():
+        for table in self.deployment.tables:
+            ledger = ledgers[table]
             if table in unloaded and (reverted := unloaded[table].reverted_days):
                 yield table, reverted, "on hold, as a person reverted files that still lie there"
             if final := stale.final.get(table):

@@ -1,4 +1,4 @@
-"""Tables that a function computes, and the annotations that declare its parameters as inputs.
+"""Tables that a function computes, and what declares its parameters as inputs.
 
 A table built from staging has only lines that came in time. `current_table` applies the same
 function to the greatest version of every key known now, as if the window had no end.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import pandera.pyspark as pa
 from pandera.pyspark import Field
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, Reach, RecordedReach
+from backfill_assets.settings import normalize_location
 from backfill_assets.tables import arguments, source_models
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.sources import Role, Source, SourceTable
@@ -32,7 +33,7 @@ from backfill_assets.tables.table import (
     Table,
     decided_by,
 )
-from backfill_assets.tables.table_options import OPTION_NAMES
+from backfill_assets.tables.table_options import MODEL_RULE, OPTION_NAMES
 from backfill_assets.tables.unpartitioned import LookupAnswers, Unpartitioned, UnpartitionedInput
 
 #: The column with the day of the table for which a row of an input counts. A row that decides seven
@@ -80,6 +81,69 @@ class Reads:
     def of_the_day(self) -> bool:
         """Whether the parameter holds the rows of the same day, unchanged."""
         return self.reach == SAME_DAY and not self.as_known
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTable(Table):
+    """A Delta table by day that others write: an input, and nothing else.
+
+    Attributes:
+        url: its location; empty if it is in the warehouse under its name.
+        asset_key: of the asset that writes it; empty if that is its name.
+    """
+
+    url: str = ""
+    asset_key: tuple[str, ...] = ()
+    absence: ClassVar[str] = "is not there, and others write it"
+
+    def place(self, warehouse: str) -> str:
+        """Its location, in a deployment with this warehouse."""
+        return self.url or super().place(warehouse)
+
+
+def external_table(
+    name: str,
+    model: "type[pa.DataFrameModel[Any]]",
+    *,
+    partition: str,
+    key: Sequence[str] = (),
+    url: str = "",
+    asset_key: Sequence[str] = (),
+) -> ExternalTable:
+    """Declare a Delta table by day that others write, as an input: `Reads(their_orders)`.
+
+    A commit of theirs makes the days due that are built from the days which it changed; a day
+    without rows counts as missing. Nothing is ever written to the table.
+
+    Args:
+        name: its name in reasons and in messages.
+        model: the columns that are read; it may have more.
+        partition: the DATE column with its day, by which it is partitioned.
+        key: the columns that are unique within a day: no day is built from one that repeats them.
+        url: its location, as Spark reads it; in the warehouse under its name, if not given.
+        asset_key: the key of the asset that writes it; its name, if not given.
+
+    Raises:
+        DeclarationError: an argument does not fit.
+        ValueError: the URL is of a store that is not supported, or has a password.
+    """
+    is_key = arguments.sequence_of(arguments.is_text)
+    arguments.check_arguments(
+        "external_table",
+        [
+            arguments.Argument("the name", name, arguments.is_text, "a name"),
+            arguments.Argument("the model", model, *MODEL_RULE),
+            arguments.Argument("asset_key", asset_key, is_key, 'a list, as ["shop", "orders"]'),
+        ],
+    )
+    return ExternalTable(
+        name=name,
+        model=model,
+        partition=partition,
+        key=key,
+        url=normalize_location(url),
+        asset_key=tuple(asset_key),
+    )
 
 
 @dataclass(frozen=True)
@@ -277,7 +341,8 @@ class Derived(Table):
         for check in self.conserved:
             read = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
-            if read.of_the_day and name in ("rows", *read.table.totals):
+            recorded = not isinstance(read.table, ExternalTable)
+            if recorded and read.of_the_day and name in ("rows", *read.table.totals):
                 text = "has {} rows" if name == "rows" else f"has {name} {{}}"
                 own = self.total_figure(check.total) if check.total else self.rows_figure
                 equations.append(Equation(Figure(read.table, name, text), own))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -123,6 +123,8 @@ class Table(table_options.TableOptions):
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
     depends_on: tuple[str | Path, ...] = ()
+    #: What a message says of days that are not there.
+    absence: ClassVar[str] = "has never been published"
 
     def __post_init__(self) -> None:
         check_arguments(self.name, table_options.option_arguments(self))
@@ -140,6 +142,10 @@ class Table(table_options.TableOptions):
     def is_retired(self, today: date) -> bool:
         """Whether it is no longer built on a business day."""
         return self.retired is not None and self.retired <= today
+
+    def place(self, warehouse: str) -> str:
+        """Its location, in a deployment with this warehouse."""
+        return f"{warehouse}/{self.name}"
 
     @property
     def kind(self) -> str:
