@@ -33,11 +33,14 @@ from backfill_assets import (
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import ledger_reader
+from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, own_ledgers
 from backfill_assets.delta.table_schema import raise_if_schema_differs
 from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.next_runs import make_block_rule
 from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
+from backfill_assets.orders.tables import ORDERS, RAW, REJECTED, STAGED
 from backfill_assets.settings import SettingsError
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
@@ -201,10 +204,31 @@ def test_days_that_their_log_tells_no_more_of_are_known_by_their_files(url):
     assert theirs.as_of(2).published_days == days((1, 3))
 
 
-def test_nothing_is_written_into_their_table(url, monkeypatch):
-    monkeypatch.setattr("backfill_assets.delta.commit_log._MIN_READS_TO_CACHE", 1)
-    read_theirs(url)
-    assert not log_copy_file(url).exists()
+def test_commits_that_were_read_are_known_when_their_log_is_cut(url, monkeypatch):
+    """They are kept in the warehouse, and not in the table."""
+    monkeypatch.setattr("backfill_assets.delta.commit_log._MIN_READS_OF_OTHERS", 3)
+    before = read_theirs(url)
+    DeltaTable(url).create_checkpoint()
+    write_orders(url, {day(4): {"o4": 4}})
+    for version in (0, 1, 2):
+        log_file(url, version).unlink()
+    after = read_theirs(url)
+    assert [after.content_key(day(n)) for n in (1, 2, 3)] == [*contents(before).values()][:3]
+    assert after.published_days == days((1, 4))
+    assert log_copy_file(url.parent, THEIRS.name).exists()
+    assert {path.name for path in url.iterdir() if "=" not in path.name} == {"_delta_log"}
+
+
+def test_deleted_commits_are_not_asked_for_one_by_one(url, monkeypatch):
+    DeltaTable(url).create_checkpoint()
+    for version in (0, 1):
+        log_file(url, version).unlink()
+    asked, read = [], CommitLog.read_commit
+    monkeypatch.setattr(
+        CommitLog, "read_commit", lambda log, version: asked.append(version) or read(log, version)
+    )
+    assert read_theirs(url).published_days == days((1, 3))
+    assert {*asked} == {2, 3}
 
 
 def test_a_table_that_was_created_again_has_other_rows(url, tmp_path):
@@ -356,6 +380,34 @@ def test_the_graph_knows_it_as_an_input_only():
     assert GRAPH.policy_of(THEIRS.name).start == START
     assert GRAPH.expected_days(revenue_2d.name, day(4)) == Window(START, day(4))
     assert not daily_revenue.layer_equations
+
+
+@table(Revenue, partition="run_date", key=["run_date"])
+def with_rejected(
+    orders: Annotated[DataFrame, Reads(THEIRS)], rejected: Annotated[DataFrame, Reads(REJECTED)]
+) -> DataFrame: ...
+
+
+@table(Revenue, partition="run_date", key=["run_date"])
+def with_staged(
+    orders: Annotated[DataFrame, Reads(THEIRS)], staged: Annotated[DataFrame, Reads(STAGED)]
+) -> DataFrame: ...
+
+
+def test_a_table_may_read_what_landed_as_well(url):
+    """It is built with the load, but for the days that they have not written, and never final."""
+    graph = Graph.from_tables([*ORDERS, with_rejected, with_staged], POLICY)
+    assert with_rejected.name in graph.loaded_with(RAW.name)
+    assert with_staged.name in graph.by_event_day
+    assert with_staged.name not in graph.closing_tables
+    assert graph.arrivals(with_staged.name, day(1)) == graph.arrivals(STAGED.name, day(1))
+    known = {name: Ledger(t) for name, t in graph.all_tables.items()}
+    snapshot = Snapshot(graph, known | {THEIRS.name: read_theirs(url)}, day(6))
+    assert with_staged.name not in snapshot.final_by_table
+    blocked = make_block_rule(snapshot)(
+        with_rejected.name, days((1, 5)), {REJECTED.name: days((1, 5))}
+    )
+    assert blocked == days(4, 5)
 
 
 @table(Revenue, partition="run_date", key=["run_date"])

@@ -15,7 +15,12 @@ import pyspark.sql.types as T
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
+from backfill_assets.delta.commit_log import (
+    CACHE_FOLDER,
+    CachedCommitLog,
+    CommitLines,
+    CommitLog,
+)
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (
@@ -139,6 +144,8 @@ class _CachedLedger(NamedTuple):
             and commits.has_commit(self.oldest_version)
             and not (
                 ledger.missing_versions
+                # Others cut their log every day.
+                and not isinstance(table, ExternalTable)
                 and commits.list_versions().intersection(ledger.missing_versions)
             )
         )
@@ -150,28 +157,26 @@ _cached_ledgers: dict[str, _CachedLedger] = {}
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
     """The current ledger of the table, or of its shallow clone, at a URL.
 
-    Unpartitioned inputs are read from the warehouse; by default, this is the parent folder of the
-    URL.
+    Unpartitioned inputs are read from the warehouse, where commits of others are cached; by
+    default, this is the parent folder of the URL.
     """
-    ledger = _read_log(url, table)
+    warehouse = warehouse or url.rpartition("/")[0]
     if isinstance(table, ExternalTable):
-        return ledger.as_external_input
+        cache = f"{warehouse}/{CACHE_FOLDER}/{table.name}"
+        return _read_log(url, table, cache).as_external_input
+    ledger = _read_log(url, table)
     if not table.unpartitioned_inputs:
         return ledger
-    references = read_unpartitioned_inputs(table, warehouse or url.rpartition("/")[0])
+    references = read_unpartitioned_inputs(table, warehouse)
     return replace(
         ledger, references={name: reference.content for name, reference in references.items()}
     )
 
 
-def _read_log(url: str, table: Table) -> Ledger:
+def _read_log(url: str, table: Table, cache_of_others: str = "") -> Ledger:
     """The ledger from the table's own log, without unpartitioned inputs."""
     commits = CachedCommitLog(
-        url,
-        partial(encode_commit, table),
-        decode_version,
-        encoding_id(table),
-        writes_cache=not isinstance(table, ExternalTable),
+        url, partial(encode_commit, table), decode_version, encoding_id(table), cache_of_others
     )
     cached = _cached_ledgers.get(url)
     if cached is not None and not cached.is_current(table, commits):
@@ -201,7 +206,7 @@ def read_ledgers(deployment: Deployment) -> Ledgers:
     # which the next read corrects, but never older.
     tables = deployment.graph.all_tables
     ledgers = {
-        name: read_ledger(deployment.table_url(name), table)
+        name: read_ledger(deployment.table_url(name), table, deployment.settings.warehouse)
         for name, table in reversed([*tables.items()])
     }
     return {name: ledgers[name] for name in tables}

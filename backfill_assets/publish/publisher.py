@@ -54,7 +54,7 @@ class Destination:
 
     def ledger(self, table: Table) -> Ledger:
         """Read the current ledger of a table."""
-        return read_ledger(self.url(table), table)
+        return read_ledger(self.url(table), table, self.warehouse)
 
     def data_url(self, table: Table) -> str:
         """Return where new data files are written; empty for the table's own folder."""
