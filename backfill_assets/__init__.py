@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         current_table,
     )
     from backfill_assets.tables.sources import Source
+    from backfill_assets.tables.table import external_table
     from backfill_assets.tables.table_function import table, version_of
     from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Quota, Unpartitioned
     from backfill_assets.transforms.point_in_time import VersionHistory, as_of_join, spread_join
@@ -133,6 +134,7 @@ _MODULES = {
     "days_between": "calendar.reach",
     "delta_io_manager": "definitions",
     "explode_json": "assets.input_frames",
+    "external_table": "tables.table",
     "following_days": "calendar.reach",
     "forbids_rows": "tables.columns",
     "json_column": "tables.columns",
@@ -198,6 +200,7 @@ __all__ = [
     "days_between",
     "delta_io_manager",
     "explode_json",
+    "external_table",
     "following_days",
     "forbids_rows",
     "json_column",

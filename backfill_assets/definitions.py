@@ -8,20 +8,21 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import click
 import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
 from pyspark.sql import SparkSession
 
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
 from backfill_assets.assets.input_frames import OpenServices
-from backfill_assets.assets.table_asset import GRAIN_TAG, refuse_mixed_grains, report_long_range
-from backfill_assets.calendar.partitions import Grain
+from backfill_assets.assets.table_asset import GRAIN_TAG, option_of_command, range_of_command
+from backfill_assets.calendar.partitions import Grain, Window
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager, DeltaIOManager
-from backfill_assets.settings import Settings, SettingsError, load_settings, require_extra
+from backfill_assets.settings import PREFIX, Settings, SettingsError, load_settings, require_extra
 from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
@@ -71,7 +72,7 @@ def build_defs(
     """
     deployment = _deployment(settings, tables, values)
     settings = deployment.settings
-    report_long_range(settings.partitions_per_run)
+    _report_long_range(settings.partitions_per_run)
     code = deployment.code
     if engine is None:
         engine = Engine.from_settings(settings)
@@ -80,7 +81,7 @@ def build_defs(
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(deployment, clock)
     assets = _build_assets(deployment, clock().astimezone(settings.zone).date(), translation)
-    refuse_mixed_grains(assets, deployment)
+    _refuse_mixed_grains(assets, deployment)
     manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
     target_job_definitions, switch_sensor = build_shadow_jobs(deployment, assets, code)
     return dg.Definitions(
@@ -97,6 +98,56 @@ def build_defs(
             **(resources or {}),
         },
     )
+
+
+def _report_long_range(partitions_per_run: int) -> None:
+    """Warn on stderr if Dagster's command is given a longer range than a run normally has."""
+    text = range_of_command()
+    try:
+        days = len(Window.parse(text)) if text else 0
+    except ValueError:  # Dagster reports it
+        return
+    if days > partitions_per_run:
+        click.echo(
+            f"One run makes all {days} days of {text}, more than the {partitions_per_run} of "
+            f"{PREFIX}PARTITIONS_PER_RUN: it needs memory and time for all of them, and is to be "
+            "begun again if it is killed. It goes on. To have them in runs of that size: "
+            f"`backfill-assets backfill {text}`, or the Dagster UI.",
+            err=True,
+        )
+
+
+def _refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], deployment: Deployment) -> None:
+    """Raise if Dagster's command is given tables of several grains, which it has no run for.
+
+    Raises:
+        click.UsageError: what takes all of them, and the selection of each grain.
+    """
+    selection = option_of_command("select", "assets")
+    if not selection:  # each start of a run, a command and the code server is here
+        return
+    try:
+        keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(assets)
+    except dg.DagsterError:  # it reports that itself
+        return
+    tables = deployment.tables
+    jobs = {t.asset_name: t.job_name for t in tables.values()}
+    selected = {jobs[name] for name in deployment.asset_names(keys) if name in jobs}
+    names = [job for job in _job_names(tables) if job in selected]
+    if len(names) > 1:
+        days = option_of_command("partition_range", "partition") or "FIRST...LAST"
+        tags = [f"tag:{GRAIN_TAG}={name}" for name in names]
+        raise click.UsageError(
+            f"{selection!r} has tables with partitions of {len(names)} kinds, and Dagster's runs "
+            f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
+            f"one command after the other: {', '.join(tags)}. Nothing was run."
+        )
+
+
+def _job_names(tables: Mapping[str, Table]) -> list[str]:
+    """Return the names of the jobs of the tables: days first, then weeks and months."""
+    in_order = sorted(tables.values(), key=lambda table: [*Grain].index(table.grain))
+    return [*dict.fromkeys(table.job_name for table in in_order)]
 
 
 def _build_assets(

@@ -102,11 +102,13 @@ class Deployment:
         return [*filter(None, (self.settings.key_prefix or "").split("/"))]
 
     def asset_key(self, name: str) -> dg.AssetKey:
-        """Dagster's key of a table or page; its last part is the name of the asset."""
+        """Dagster's key of a table or page, with its name at the end; of others, that of theirs."""
         import dagster as dg
 
         from backfill_assets.tables.table import asset_name
 
+        if external := self.graph.external.get(name):
+            return dg.AssetKey(external.asset_key or name)
         return dg.AssetKey([*self._key_parts, asset_name(name)])
 
     def asset_names(self, keys: Iterable[dg.AssetKey]) -> list[str]:
@@ -150,7 +152,9 @@ class Deployment:
         return "/".join(filter(None, ["assets", self.settings.key_prefix, name]))
 
     def table_url(self, name: str) -> str:
-        """The URL of a table in the warehouse; that of all parts of it."""
+        """The URL of a table: in the warehouse, unless others write it elsewhere."""
         from backfill_assets.tables.table import asset_name
 
+        if external := self.graph.external.get(name):
+            return external.place(self.settings.warehouse)
         return self.settings.table(asset_name(name))

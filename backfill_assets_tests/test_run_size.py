@@ -9,8 +9,8 @@ import click
 import dagster as dg
 import pytest
 
-from backfill_assets.assets.table_asset import backfill_policy, report_long_range
-from backfill_assets.definitions import build_defs
+from backfill_assets.assets.table_asset import backfill_policy
+from backfill_assets.definitions import _report_long_range, build_defs
 from backfill_assets.settings import load_settings
 
 SELECT = "tag:backfill_assets/grain"
@@ -36,7 +36,7 @@ def within_command(command: str, **options: str | None) -> Iterator[None]:
 def test_a_run_takes_so_many_days(command, given, capsys):
     with within_command(command, **given):
         assert backfill_policy(5) == dg.BackfillPolicy.multi_run(5)
-        report_long_range(5)
+        _report_long_range(5)
     assert capsys.readouterr().err == ""
 
 
@@ -45,7 +45,7 @@ def test_a_run_takes_so_many_days(command, given, capsys):
 def test_a_range_of_a_command_is_one_run(command, last, warned, capsys):
     with within_command(command, partition_range=f"2024-01-01...{last}"):
         assert backfill_policy(5) == dg.BackfillPolicy.single_run()
-        report_long_range(5)
+        _report_long_range(5)
     output = capsys.readouterr().err
     assert ("all 6 days of 2024-01-01...2024-01-06, more than the 5 of" in output) is warned
     assert ("`backfill-assets backfill 2024-01-01...2024-01-06`" in output) is warned
@@ -53,7 +53,7 @@ def test_a_range_of_a_command_is_one_run(command, last, warned, capsys):
 
 def test_what_is_no_range_is_left_to_dagster(capsys):
     with within_command("materialize", partition_range="2024-01-06"):
-        report_long_range(5)
+        _report_long_range(5)
     assert capsys.readouterr().err == ""
 
 

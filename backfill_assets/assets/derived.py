@@ -44,6 +44,7 @@ from backfill_assets.tables.derived import (
     Corrections,
     Current,
     Derived,
+    ExternalTable,
     carries_state,
 )
 from backfill_assets.tables.table import asset_name
@@ -97,6 +98,8 @@ def _recorded_sums(
 
     They still hold: a day that another writer changed has no current record.
     """
+    if isinstance(source.table, ExternalTable):
+        return None  # what others recorded, nobody has counted here
     record = source.ledger.current_record(day)
     known = source.table.zero_totals.keys() & record.totals.keys() if record else frozenset()
     if record is None or not {*columns.values()} <= {None, *known}:

@@ -26,6 +26,7 @@ from backfill_assets.tables.derived import (
     FOR_DAY,
     LAST_FOR_DAY,
     Derived,
+    ExternalTable,
     Reads,
     carries_state,
 )
@@ -207,18 +208,19 @@ def repeated_key_problems(
 ) -> dict[date, str]:
     """Return, by day, the input days that decide it and have several rows of one key.
 
-    Commits of this package have passed the check of keys. So only input days that another writer
-    has changed since are read: typically an old job appended its rows a second time.
+    Commits of this package have passed the check of keys. So only tables of others are read, and
+    input days that another writer has changed: typically an old job appended its rows twice.
     """
     messages: dict[date, list[str]] = {}
     for name, reads in table.reads.items():
         ledger, key = sources[name].ledger, (reads.table.partition, *reads.table.key)
+        is_external = isinstance(reads.table, ExternalTable)
         deciding = reads.reach.deciding_days(ledger)
         reached = {day: {*deciding(day)} for day in days}
         foreign_days = {
             day
             for day in set().union(*reached.values()) & ledger.published_days
-            if reads.table.key and ledger.current_record(day) is None
+            if reads.table.key and (is_external or ledger.current_record(day) is None)
         }
         if foreign_days and (
             repeated_rows := _count_repeated_rows(
@@ -228,7 +230,8 @@ def repeated_key_problems(
             for day in days:
                 messages.setdefault(day, []).extend(
                     f"{reads.table.name}[{d}] has {repeated_rows[d]} row(s) that repeat a "
-                    f"({', '.join(reads.table.key)}), as another writer left it; rebuild it first"
+                    f"({', '.join(reads.table.key)}), as another writer left it; "
+                    + ("have it mended there" if is_external else "rebuild it first")
                     for d in sorted(reached[day] & repeated_rows.keys())
                 )
     return {day: "; ".join(texts) for day, texts in messages.items() if texts}

@@ -18,7 +18,6 @@ from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import (
     DATE_DIMENSION,
     DaySet,
-    Grain,
     Window,
     partitions_of_run,
     split_key,
@@ -42,10 +41,9 @@ from backfill_assets.publish.compute import (
 )
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
-from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, Share, cache_frames
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.table import Dependency, Lineage, Table
+from backfill_assets.tables.table import Dependency, ExternalTable, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 #: The tag of an asset with the name of its grain's job, to be selected by.
@@ -60,67 +58,17 @@ def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
 
     A range that is given to a command is one run.
     """
-    if _range_of_command():
+    if range_of_command():
         return dg.BackfillPolicy.single_run()
     return dg.BackfillPolicy.multi_run(partitions_per_run)
 
 
-def report_long_range(partitions_per_run: int) -> None:
-    """Warn on stderr if Dagster's command is given a longer range than a run normally has."""
-    text = _range_of_command()
-    try:
-        days = len(Window.parse(text)) if text else 0
-    except ValueError:  # Dagster reports it
-        return
-    if days > partitions_per_run:
-        click.echo(
-            f"One run makes all {days} days of {text}, more than the {partitions_per_run} of "
-            f"{PREFIX}PARTITIONS_PER_RUN: it needs memory and time for all of them, and is to be "
-            "begun again if it is killed. It goes on. To have them in runs of that size: "
-            f"`backfill-assets backfill {text}`, or the Dagster UI.",
-            err=True,
-        )
-
-
-def refuse_mixed_grains(assets: Iterable[dg.AssetsDefinition], deployment: Deployment) -> None:
-    """Raise if Dagster's command is given tables of several grains, which it has no run for.
-
-    Raises:
-        click.UsageError: what takes all of them, and the selection of each grain.
-    """
-    selection = _option_of_command("select", "assets")
-    if not selection:  # each start of a run, a command and the code server is here
-        return
-    try:
-        keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(assets)
-    except dg.DagsterError:  # it reports that itself
-        return
-    tables = deployment.tables
-    jobs = {t.asset_name: t.job_name for t in tables.values()}
-    selected = {jobs[name] for name in deployment.asset_names(keys) if name in jobs}
-    names = [job for job in _job_names(tables) if job in selected]
-    if len(names) > 1:
-        days = _option_of_command("partition_range", "partition") or "FIRST...LAST"
-        tags = [f"tag:{GRAIN_TAG}={name}" for name in names]
-        raise click.UsageError(
-            f"{selection!r} has tables with partitions of {len(names)} kinds, and Dagster's runs "
-            f"have one. All of them: `backfill-assets materialize {days}`. Or select them by kind, "
-            f"one command after the other: {', '.join(tags)}. Nothing was run."
-        )
-
-
-def _job_names(tables: Mapping[str, Table]) -> list[str]:
-    """Return the names of the jobs of the tables: days first, then weeks and months."""
-    in_order = sorted(tables.values(), key=lambda table: [*Grain].index(table.grain))
-    return [*dict.fromkeys(table.job_name for table in in_order)]
-
-
-def _range_of_command() -> str:
+def range_of_command() -> str:
     """Return the range given to one of `_COMMANDS` that loads the definitions; empty if none."""
-    return _option_of_command("partition_range")
+    return option_of_command("partition_range")
 
 
-def _option_of_command(*names: str) -> str:
+def option_of_command(*names: str) -> str:
     """Return the first of some options that one of `_COMMANDS` is given; empty if none."""
     context = click.get_current_context(silent=True)
     if context is None or context.info_name not in _COMMANDS:
@@ -152,7 +100,7 @@ def delta_assets(
             for table in tables
             for name, asset_in in _asset_ins(deployment, table).items()
         },
-        deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
+        deps=[name for table in tables for name in _assets_of_others(deployment, table)],
         check_specs=check_specs(
             {deployment.asset_key(table.name): table for table in tables}, partitions_def
         ),
@@ -174,6 +122,7 @@ def _asset_ins(deployment: Deployment, table: Table) -> dict[str, dg.AssetIn]:
             partition_mapping=_partition_mapping(dependency, table),
         )
         for dependency in table.inputs(deployment.policy)
+        if dependency.source.name not in deployment.graph.external
     }
 
 
@@ -194,6 +143,17 @@ def _partition_mapping(dependency: Dependency, table: Table) -> dg.PartitionMapp
                 dimension.name: mapping(dimension.name, dg.IdentityPartitionMapping()),
             }
         )
+
+
+def _assets_of_others(deployment: Deployment, table: Table) -> list[dg.AssetKey]:
+    """Return the assets that write what no asset of the deployment does: Dagster loads none of it.
+
+    Dagster maps days of theirs to the same days, and to all, if they have no partitions.
+    """
+    graph = deployment.graph
+    external = [name for name in graph.direct_inputs(table.name) if name in graph.external]
+    unpartitioned = [dg.AssetKey(reference.name) for reference in table.unpartitioned_inputs]
+    return [*unpartitioned, *map(deployment.asset_key, external)]
 
 
 def _asset_out(
@@ -399,6 +359,9 @@ def table_asset(
         publisher: Publisher = deployment.io_manager(context.resources)
         input_keys = map(deployment.asset_key, inputs)
         publisher.note_failures_of_run(context.instance, context.run, input_keys)
+        for dependency in table.inputs(deployment.policy):
+            if isinstance(dependency.source, ExternalTable):
+                inputs[dependency.source.name] = Input(publisher, dependency.source, by_day=True)
         selected_keys = context.job_def.asset_layer.selected_asset_keys
         provide_inputs = partial(
             AssetInputs,

@@ -33,7 +33,7 @@ from backfill_assets.backfills.state_store import Backfill, find_backfill
 from backfill_assets.calendar.partitions import Grain, days_of_run, format_ranges, split_key
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, own_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report
 from backfill_assets.staleness.snapshot import Snapshot
@@ -73,7 +73,7 @@ def requested_days(
     since, or if it is published and a run or launch of it succeeded or a run of it reported the day
     (its rows were there already). A day that failed counts only if it was published after that.
     """
-    name = backfill.name
+    name, ledgers = backfill.name, own_ledgers(ledgers)
     runs = find_runs(instance, ledgers, backfill)
     times = [launch.backfill_timestamp for launch in backfill.launches]
     times += [run.create_timestamp.timestamp() for run in runs]

@@ -141,7 +141,7 @@ class UndoPlan:
     @cached_property
     def problems(self) -> list[str]:
         """Why days of the tables cannot be reverted: messages that name the days."""
-        return [text for name in self.scopes for text in self.find_problems(name)]
+        return [text for name in self.deployment.tables for text in self.find_problems(name)]
 
     def explain_nothing_to_undo(self) -> str:
         """Why there is no day to revert; empty if there is one."""
@@ -348,10 +348,10 @@ class _TableUndo:
     ) -> tuple[types.ComputePlan, types.ComputedDays]:
         """Plan the days to restore, with their old rows."""
         publisher, deployment, name = self.publisher, self.request.deployment, self.table.name
-        todo, changes = scope.days, scope.changes
+        todo, changes, tables = scope.days, scope.changes, deployment.graph.all_tables
         newest = max(todo.values(), key=lambda change: change.version_after).last_commit
         sources = [
-            publisher.table_snapshot(publisher.ledger(deployment.tables[source]), by_day=False)
+            publisher.table_snapshot(publisher.ledger(tables[source]), by_day=False)
             for source in newest.inputs
         ]
         input_digests = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}

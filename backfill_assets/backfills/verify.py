@@ -199,7 +199,7 @@ def verify_days(
     """
     parse_calendar_days(str(window), deployment.settings)
     ledgers = _ledgers_as_of(deployment, as_of or {})
-    published_tables = [name for name in ledgers if ledgers[name].version is not None]
+    published_tables = [n for n in deployment.tables if ledgers[n].version is not None]
     if not tables and not published_tables:
         raise ValueError(f"nothing has been published at {deployment.settings.warehouse}")
     fed = buildable_tables(deployment.graph, tables, deployment.today)

@@ -195,7 +195,9 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
 
 def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
     """The ids in commits, the oldest first: of backfills, and of runs without one."""
-    records = [record for ledger in ledgers.values() for record in ledger.records]
+    from backfill_assets.delta.ledgers import own_ledgers
+
+    records = [record for ledger in own_ledgers(ledgers).values() for record in ledger.records]
     for record in sorted(records, key=lambda commit: commit.at.timestamp() if commit.at else 0):
         if record.backfill_id:
             # A planned backfill by its plan's id, without its stages.

@@ -116,7 +116,7 @@ def status(out: Output, tables: Sequence[str]) -> Status:
     from backfill_assets.monitoring.states import STATE_MEANINGS, days_by_state
 
     with _open_snapshot(deployment) as (snapshot, _):
-        names = tables or snapshot.ledgers
+        names = tables or deployment.tables
         states_by_table = {name: days_by_state(snapshot.states_of(name)) for name in names}
     states = dict.fromkeys(state for table_days in states_by_table.values() for state in table_days)
     table_states = {

@@ -23,10 +23,13 @@ import pyarrow.fs as pafs
 
 from backfill_assets.spark.filesystems import in_object_store, open_store, replace_file
 
-#: In the table's folder. Delta and VACUUM ignore names with a leading underscore.
-_FOLDER, _CACHE_FILE = "_backfill_assets", "commits.jsonl.zst"
+#: In the table's folder; of tables of others, in the warehouse. Delta and VACUUM ignore names that
+#: begin with an underscore.
+CACHE_FOLDER, _CACHE_FILE = "_backfill_assets", "commits.jsonl.zst"
 #: After reading so many commit files, write the cache.
 _MIN_READS_TO_CACHE = 100
+#: The same of a table of others, which may delete its old commits within days.
+_MIN_READS_OF_OTHERS = 10
 _READERS = 16
 
 
@@ -90,18 +93,25 @@ class CommitLog:
 
 @dataclass(frozen=True)
 class CachedCommitLog(CommitLog):
-    """The commit files of one of our tables, with their cache.
+    """The commit files of a table, with their cache.
 
     Attributes:
         encode_commit: encodes a commit as a line, from its version and file; None for no line.
         decode_version: the version of a line; None if it cannot be read.
         encoding_id: identifies the encoding; a cache in another encoding is used only for deleted
             commits.
+        cache_of_others: the folder of the cache of a table that others write; one of ours has it
+            in its own folder.
     """
 
     encode_commit: Callable[[int, bytes], bytes | None]
     decode_version: Callable[[bytes], int | None]
     encoding_id: str
+    cache_of_others: str = ""
+
+    @property
+    def _cache_folder(self) -> str:
+        return self.cache_of_others or f"{self.url}/{CACHE_FOLDER}"
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file exists."""
@@ -133,11 +143,13 @@ class CachedCommitLog(CommitLog):
             if cache.missing_versions
             else set()
         )
-        versions = [*sorted(restored), *range(cache.version + 1, upto + 1)]
-        commits = CommitLines(
-            [*cache.lines],
-            [version for version in cache.missing_versions if version not in restored],
-        )
+        first, least = cache.version + 1, _MIN_READS_TO_CACHE
+        if self.cache_of_others and since is None and not cache.fallback_versions:
+            # Of a hundred thousand deleted commits, none is asked for.
+            first, least = max(first, self.oldest_version(upto)), _MIN_READS_OF_OTHERS
+        versions = [*sorted(restored), *range(first, upto + 1)]
+        missing = {*cache.missing_versions, *range(cache.version + 1, first)} - restored
+        commits = CommitLines([*cache.lines], sorted(missing))
         with ThreadPoolExecutor(_READERS) as readers:
             for version, text in zip(
                 versions, readers.map(self.read_commit, versions), strict=True
@@ -152,7 +164,7 @@ class CachedCommitLog(CommitLog):
                     commits.lines.append(line)
         if restored:
             commits.lines.sort(key=lambda line: self.decode_version(line) or 0)
-        if since is None and len(versions) >= _MIN_READS_TO_CACHE:
+        if since is None and len(versions) >= least:
             self._write_cache(commits, upto, table_id)
         return commits
 
@@ -162,9 +174,9 @@ class CachedCommitLog(CommitLog):
         It cannot be used if it is damaged, or covers commits that this table does not have: the
         table was created again, or restored from a backup.
         """
-        filesystem, path = self._location
+        filesystem, path = open_store(self._cache_folder)
         try:
-            with filesystem.open_input_stream(f"{path}/{_FOLDER}/{_CACHE_FILE}") as stream:
+            with filesystem.open_input_stream(f"{path}/{_CACHE_FILE}") as stream:
                 *lines, last = stream.read().splitlines()
             description = json.loads(last)
             version, digest, missing = (
@@ -207,7 +219,7 @@ class CachedCommitLog(CommitLog):
         content = b"\n".join([*commits.lines, json.dumps(description).encode()])
         # A reader without write access has no cache.
         with suppress(OSError, NotImplementedError):
-            replace_file(f"{self.url}/{_FOLDER}", _CACHE_FILE, content)
+            replace_file(self._cache_folder, _CACHE_FILE, content)
 
 
 _THREADS = 16

@@ -16,7 +16,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import PART_MARK
-from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
+from backfill_assets.delta.commit_log import (
+    CACHE_FOLDER,
+    CachedCommitLog,
+    CommitLines,
+    CommitLog,
+)
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (
@@ -31,7 +36,7 @@ from backfill_assets.delta.records import (
 )
 from backfill_assets.deployment import Deployment
 from backfill_assets.spark.processes import pause_gc
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import ExternalTable, Table
 
 _PHYSICAL_NAME = "name in files"
 #: Keys of a field in Delta's schema that are neither its name nor its type.
@@ -139,6 +144,8 @@ class _CachedLedger(NamedTuple):
             and commits.has_commit(self.oldest_version)
             and not (
                 ledger.missing_versions
+                # Others cut their log every day.
+                and not isinstance(table, ExternalTable)
                 and commits.list_versions().intersection(ledger.missing_versions)
             )
         )
@@ -151,22 +158,26 @@ _cached_ledgers: dict[tuple[str, str], _CachedLedger] = {}
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
     """The current ledger of the table, or of its shallow clone, at a URL.
 
-    Unpartitioned inputs are read from the warehouse; by default, this is the parent folder of the
-    URL.
+    Unpartitioned inputs are read from the warehouse, where commits of others are cached; by
+    default, this is the parent folder of the URL.
     """
+    warehouse = warehouse or url.rpartition("/")[0]
+    if isinstance(table, ExternalTable):
+        cache = f"{warehouse}/{CACHE_FOLDER}/{table.name}"
+        return _read_log(url, table, cache).as_external_input
     ledger = _read_log(url, table)
     if not table.unpartitioned_inputs:
         return ledger
-    references = read_unpartitioned_inputs(table, warehouse or url.rpartition("/")[0])
+    references = read_unpartitioned_inputs(table, warehouse)
     return replace(
         ledger, references={name: reference.content for name, reference in references.items()}
     )
 
 
-def _read_log(url: str, table: Table) -> Ledger:
+def _read_log(url: str, table: Table, cache_of_others: str = "") -> Ledger:
     """The ledger from the table's own log, without unpartitioned inputs."""
     commits = CachedCommitLog(
-        url, partial(encode_commit, table), decode_version, encoding_id(table)
+        url, partial(encode_commit, table), decode_version, encoding_id(table), cache_of_others
     )
     cached = _cached_ledgers.get((url, table.part))
     if cached is not None and not cached.is_current(table, commits):
@@ -191,12 +202,12 @@ def _read_log(url: str, table: Table) -> Ledger:
 
 
 def read_ledgers(deployment: Deployment) -> Ledgers:
-    """The current ledgers of all tables, inputs first."""
+    """The current ledgers of all tables, inputs first; of others, those that are read."""
     # Downstream tables are read first: an input may then be newer than what was built from it,
     # which the next read corrects, but never older.
-    tables = deployment.tables
+    tables = deployment.graph.all_tables
     ledgers = {
-        name: read_ledger(deployment.table_url(name), table)
+        name: read_ledger(deployment.table_url(name), table, deployment.settings.warehouse)
         for name, table in reversed([*tables.items()])
     }
     return {name: ledgers[name] for name in tables}
@@ -205,9 +216,11 @@ def read_ledgers(deployment: Deployment) -> Ledgers:
 def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
     """A new ledger with the commits added; it has no days if the table has another partitioning."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
-    metadata = read_metadata(log)
-    table = ledger.table
-    if metadata.partitioned_by != table.partition_columns or not any(
+    metadata, table = read_metadata(log), ledger.table
+    is_external, partitioned_by = isinstance(table, ExternalTable), metadata.partitioned_by
+    if is_external:  # a day of others may be divided further
+        partitioned_by = tuple(name for name in partitioned_by if name == table.partition)
+    if partitioned_by != table.partition_columns or not any(
         column.name == table.partition and column.dataType == T.DateType()
         for column in metadata.struct
     ):
@@ -231,7 +244,8 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
         pairs = [text.partition(PART_MARK) for text in summary.days]
         days = frozenset(date.fromisoformat(day) for day, _, part in pairs if part == table.part)
         # External commits before our first one are the creation; that of parts has no rows.
-        if (days or summary.anywhere) and (records or missing or table.part):
+        counts = records or missing or table.part or is_external
+        if (days or summary.anywhere) and counts:
             at = commit_time(summary)
             external.append(
                 ExternalCommit(summary.version, summary.operation, days, at, summary.anywhere)

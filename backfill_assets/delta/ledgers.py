@@ -6,6 +6,7 @@ from datetime import date
 from functools import cached_property
 from typing import NamedTuple, Self
 
+import msgspec
 import pyspark.sql.types as T
 
 from backfill_assets.audit.verdicts import DayMetrics
@@ -14,11 +15,12 @@ from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     RETIREMENT,
     Commit,
+    CommitDetails,
     CommitRecord,
     ExternalCommit,
     PublishedDay,
 )
-from backfill_assets.tables.table import Dependency, Table
+from backfill_assets.tables.table import Dependency, ExternalTable, Table
 
 #: Bytes of data files that count as a row.
 _ROW_BYTES = 50
@@ -243,6 +245,42 @@ class Ledger:
             rows=None,
         )
 
+    @cached_property
+    def as_external_input(self) -> "Ledger":
+        """The ledger of a table that others write, in which each of their commits has a record.
+
+        A day without a file is not published: the last commit that changed it has revoked it. Days
+        that changed before the log begins are of a record that is older than all others.
+        """
+        rows = {day: (self.rows or {}).get(day, 0) for day in self.measured if day}
+        commits = {
+            other.version: other.days.union(rows) if other.has_unknown_days else other.days
+            for other in self.external_commits
+        }
+        newest = {day: version for version, days in commits.items() for day in days}
+        known = newest.keys() | {day for record in self.records for day in record.days}
+        # A deployment of this package may write it, whose backfills are not those of this one.
+        records = [
+            msgspec.structs.replace(record, run_id="", backfill_id=None) for record in self.records
+        ]
+        if before := rows.keys() - known:
+            keys = {day: self.content_key(day) for day in before}
+            published = {day: PublishedDay(rows[day], keys[day], "ok") for day in before}
+            records.append(_foreign_record(ExternalCommit(0, "", frozenset()), published))
+        for other in self.external_commits:
+            days = commits[other.version]
+            gone = frozenset(d for d in days if newest[d] == other.version and d not in rows)
+            digest = f"version {other.version} of {other.at}"
+            published = {day: PublishedDay(rows.get(day, 0), digest, "ok") for day in days - gone}
+            records.append(_foreign_record(other, published, gone))
+        return replace(
+            self,
+            records=sorted(records, key=lambda record: record.version),
+            external_commits=(),
+            measured={},
+            missing_versions=(),
+        )
+
     def columns_changed_since(self, record: CommitRecord) -> frozenset[str]:
         """The columns added or dropped since a commit, which its figures do not cover."""
         return frozenset(
@@ -308,7 +346,36 @@ class Ledger:
         return max([*ours, *(other.version for other in self.external_commits)], default=-1)
 
 
+def _foreign_record(
+    commit: ExternalCommit,
+    days: Mapping[date, PublishedDay],
+    revoked_days: frozenset[date] = frozenset(),
+) -> CommitRecord:
+    """The record of a commit of others: nothing but its days is known."""
+    return CommitRecord(
+        version=commit.version,
+        run_id="",
+        backfill_id=None,
+        launched_by=f"another writer ({commit.operation})",
+        code_version="",
+        config_digest="",
+        inputs={},
+        days=days,
+        final=frozenset(),
+        details=CommitDetails(),
+        at=commit.at,
+        revoked_days=revoked_days,
+    )
+
+
 Ledgers = Mapping[str, Ledger]
+
+
+def own_ledgers(ledgers: Ledgers) -> Ledgers:
+    """The ledgers by table, without those of tables that others write."""
+    return {
+        n: ledger for n, ledger in ledgers.items() if not isinstance(ledger.table, ExternalTable)
+    }
 
 
 def due_days(dependency: Dependency, source: Ledger) -> Callable[[CommitRecord], Iterable[date]]:

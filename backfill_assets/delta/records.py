@@ -475,12 +475,11 @@ def decode_version(line: bytes) -> int | None:
 
 def encoding_id(table: Table) -> str:
     """Identifies the form of `encode_commit`: raise its number when that form changes."""
-    fields = _EncodedRecord.__struct_encode_fields__
     return " ".join(
         [
             "4",
             *table.partition_columns,
-            *(name for name in fields if table.dimension or name != "part"),
+            *_EncodedRecord.__struct_encode_fields__,
             *PublishedDay.__struct_encode_fields__,
             *CommitDetails.__struct_encode_fields__,
         ]
@@ -525,22 +524,18 @@ def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def _file_partition(file: Mapping[str, Any], columns: Sequence[str]) -> str | None:
-    """The day of an added or removed file, and its part; see `_file_value`."""
-    patterns = (r"\d{4}-\d\d-\d\d", r"[\w.-]+")
-    values = [_file_value(file, *pair) for pair in zip(columns, patterns, strict=False)]
-    return None if None in values else PART_MARK.join(map(str, values)) if values[0] else ""
-
-
-def _file_value(file: Mapping[str, Any], partition: str, pattern: str) -> str | None:
-    """The day or part of an added or removed file; empty for rows without one, None if unknown.
+    """The day of an added or removed file, and its part; empty without a day, None if unknown.
 
     Delta requires only the path of a removal; by convention the path has them.
     """
-    values = file.get("partitionValues") or {}
-    if partition in values:
-        return values[partition] or ""
-    match = re.search(rf"(?:^|/){re.escape(partition)}=({pattern})/", file["path"])
-    return match[1] if match else None
+    in_path = dict(re.findall(r"(?:^|/)([^/=]+)=([\w.-]+)(?=/)", file["path"]))
+    values = {**in_path, **(file.get("partitionValues") or {})}
+    if not values.keys() >= {*columns}:
+        return None
+    day, *part = (values[column] or "" for column in columns)
+    if day and not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
+        return None
+    return PART_MARK.join([day, *part]) if day else ""
 
 
 def _new_columns(lines: Iterable[bytes]) -> list[str]:

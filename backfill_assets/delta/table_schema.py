@@ -18,8 +18,8 @@ from backfill_assets.delta import delta_rs
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
-from backfill_assets.tables.columns import gaps_of, sql_conditions
-from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets.tables.columns import gaps_of, is_wider_type, sql_conditions
+from backfill_assets.tables.table import ExternalTable, SchemaError, Table
 
 #: The property with the schema version; a table without it has version 1.
 SCHEMA_VERSION = "backfill_assets.schemaVersion"
@@ -28,6 +28,7 @@ DROPPED_COLUMNS = "backfill_assets.droppedColumns"
 
 #: The property with the gaps of columns and their defaults, as JSON by column.
 COLUMN_GAPS = "backfill_assets.gaps"
+_COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
 def encode_gaps(table: Table) -> str:
@@ -91,8 +92,8 @@ def layout_differences(table: Table, metadata: TableMetadata) -> Iterator[str]:
     if metadata.partitioned_by != table.partition_columns:
         columns = ", ".join(metadata.partitioned_by) or "nothing"
         yield f"it is partitioned by {columns}, not by {', '.join(table.partition_columns)}"
-    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
-        yield f"its columns have other names in the files (delta.columnMapping.mode {mode})"
+    if (mode := metadata.properties.get(_COLUMN_MAPPING, "none")) != "none":
+        yield f"its columns have other names in the files ({_COLUMN_MAPPING} {mode})"
 
 
 def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
@@ -137,6 +138,9 @@ def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | No
         SchemaError: names the differences and what to do.
     """
     table, metadata = ledger.table, ledger.metadata
+    if metadata is not None and isinstance(table, ExternalTable):
+        _raise_if_unreadable(table, metadata, url)
+        return
     if metadata is None or not (messages := schema_differences(table, metadata)):
         return
     raise SchemaError(
@@ -144,6 +148,33 @@ def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | No
         f"{'; '.join(messages)}. Nothing was written; the table is as it was. "
         f"{suggest_fix(table, metadata, inputs)}"
     )
+
+
+def _raise_if_unreadable(table: ExternalTable, metadata: TableMetadata, url: str) -> None:
+    """Raise if a table that others write has not the days and columns that are read of it."""
+    stored = {column.name: column.dataType for column in metadata.struct}
+    messages = []
+    if table.partition not in metadata.partitioned_by:
+        columns = ", ".join(metadata.partitioned_by) or "nothing"
+        messages.append(f"it is partitioned by {columns}, not by {table.partition}")
+    if (mode := metadata.properties.get(_COLUMN_MAPPING, "none")) != "none":
+        messages.append(f"its columns have other names in the files ({_COLUMN_MAPPING} {mode})")
+    for column in table.struct_type:
+        kind, stored_kind = column.dataType, stored.get(column.name)
+        if stored_kind is None:
+            messages.append(f"it has no column {column.name}")
+        elif stored_kind.simpleString() != kind.simpleString() and not (
+            is_wider_type(stored_kind, kind) and column.name != table.partition
+        ):
+            messages.append(
+                f"column {column.name} is {stored_kind.simpleString()}, not {kind.simpleString()}"
+            )
+    if messages:
+        raise SchemaError(
+            f"{table.name}: the table at {url}, which others write, is not as it is declared: "
+            f"{'; '.join(messages)}. Nothing was written. Have the table mended, or change "
+            f"external_table({table.name!r}, ...); then launch these days again."
+        )
 
 
 def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | None) -> str:

@@ -17,7 +17,7 @@ from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.delta import delta_rs
 from backfill_assets.delta.commit_log import CommitLog, added_files, shallow_clone
 from backfill_assets.delta.delta_rs import load_log
-from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.spark.filesystems import delete_folder, open_store
@@ -145,7 +145,7 @@ class Target(BaseModel, frozen=True):
         Raises:
             TargetError: the table is not declared any more.
         """
-        declared = deployment.tables.get(table)
+        declared = deployment.graph.all_tables.get(table)
         if declared is None:
             raise TargetError(
                 f"target {self.name} has days of {table}, and no such table is declared any more. "
@@ -170,7 +170,7 @@ class Target(BaseModel, frozen=True):
         `pinned`: whether tables without a clone are read at their pinned version, or the latest
         one.
         """
-        tables = deployment.tables
+        tables = deployment.graph.all_tables
         return {
             name: self.table_ledger(deployment, name)
             if pinned or name in self.tables
@@ -326,11 +326,7 @@ def new_target(
             "letter; at most 31 characters"
         )
     tables = tuple(tables)
-    declared = deployment.tables.items()
-    ledgers = {
-        table_name: read_ledger(deployment.table_url(table_name), table)
-        for table_name, table in declared
-    }
+    ledgers = read_ledgers(deployment)
     commits = (record for ledger in ledgers.values() for record in ledger.records)
     if any((record.backfill_id or "").partition("-")[0] == name for record in commits):
         raise TargetError(

@@ -360,7 +360,7 @@ class NewData:
         return not (self.since is None or self.files or self.add_actions)
 
 
-class ExternalTable(Protocol):
+class ImportableTable(Protocol):
     """A table that other systems write."""
 
     @property
@@ -387,7 +387,7 @@ def normalize_url(table: str) -> str:
     return table.rstrip("/") if in_object_store(table) else str(Path(table).expanduser().resolve())
 
 
-def open_external_table(url: str) -> ExternalTable:
+def open_external_table(url: str) -> ImportableTable:
     """Open the Delta table or the Parquet files in a folder.
 
     Raises:

@@ -19,7 +19,7 @@ from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import import_state, landing_files
 from backfill_assets.imports.external_table import (
-    ExternalTable,
+    ImportableTable,
     NewData,
     normalize_url,
     open_external_table,
@@ -59,7 +59,7 @@ class ImportRequest:
         """The late-data policy of the source."""
         return self.source.policy(self.deployment.settings)
 
-    def open_import(self) -> tuple[ExternalTable, import_state.TableImport]:
+    def open_import(self) -> tuple[ImportableTable, import_state.TableImport]:
         """The table and its saved import, or a new one.
 
         Raises:
@@ -98,7 +98,7 @@ class ImportRequest:
 
     def read_lines(
         self,
-        external_table: ExternalTable,
+        external_table: ImportableTable,
         new_data: NewData,
         mapping: import_state.ImportMapping,
         scratch: str,
@@ -374,7 +374,7 @@ def _raise_if_stray(
 
 def _land_step(
     request: ImportRequest,
-    external_table: ExternalTable,
+    external_table: ImportableTable,
     table_import: import_state.TableImport,
     step: import_state.ImportStep,
     note: Callable[[str], None],

@@ -24,6 +24,7 @@ from backfill_assets.calendar.partitions import DAY, Grain, Window, format_range
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
+from backfill_assets.delta.ledgers import own_ledgers
 from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.escaping import escape_markdown, markdown_table
@@ -226,7 +227,8 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         settled = snapshot.ledgers and not snapshot.stale.any_open
         # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
-            save_versions(monitor.deployment.settings.warehouse, snapshot.ledgers)
+            current_ledgers = own_ledgers(snapshot.ledgers)
+            save_versions(monitor.deployment.settings.warehouse, current_ledgers)
         if monitor.deployment.settings.metrics_file:
             _write_metrics(context, monitor.deployment, snapshot)
         for evaluation in _evaluate_checks(monitor.deployment, snapshot):

@@ -14,7 +14,7 @@ from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, own_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.deployment import Deployment
@@ -22,6 +22,7 @@ from backfill_assets.monitoring import states
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, MonitoringSnapshot
+from backfill_assets.staleness.assess import find_obstacles
 from backfill_assets.staleness.unloaded import no_data_warning
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
@@ -44,7 +45,7 @@ _NEW_INPUT = (
 
 def find_incidents(snapshot: MonitoringSnapshot) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
-    states_by_table = {name: snapshot.states_of(name) for name in snapshot.ledgers}
+    states_by_table = {name: snapshot.states_of(name) for name in own_ledgers(snapshot.ledgers)}
     changed = {name: states.changed_final_days(name, snapshot) for name in snapshot.frozen_tables}
     incidents: list[Incident] = []
 
@@ -57,7 +58,7 @@ def find_incidents(snapshot: MonitoringSnapshot) -> list[Incident]:
             continue  # its days are unknown, and none can be published
         # If the same day of an input is missing, only that is an incident.
         upstream = [
-            states_by_table[input_table]
+            states_by_table.get(input_table, {})
             for input_table in snapshot.graph.direct_inputs(name) or _loaded_with(name, snapshot)
         ]
         not_built = {day for source in upstream for day in _days_in(source, DayState.CHECK_FAILED)}
@@ -70,9 +71,7 @@ def find_incidents(snapshot: MonitoringSnapshot) -> list[Incident]:
             for day in _days_in(source, DayState.MISSING, DayState.ON_HOLD)
         }
         missing = _days_in(by_day, DayState.MISSING) - not_built
-        inside = states.find_holes(by_day)
-        add_incidents("hole", name, missing & inside, STATE_MEANINGS[DayState.MISSING])
-        add_incidents("stale", name, missing - inside, STATE_MEANINGS[DayState.MISSING])
+        incidents += _missing_days(name, missing, snapshot)
         external = _days_in(by_day, DayState.EXTERNAL) - changed.get(name, {}).keys()
         meaning = STATE_MEANINGS[DayState.EXTERNAL]
         add_incidents("changed by another writer", name, external, meaning)
@@ -104,6 +103,23 @@ def find_incidents(snapshot: MonitoringSnapshot) -> list[Incident]:
         incidents += _rejected_incidents(snapshot, log)
         incidents += _late_money_incidents(snapshot, source)
     return incidents
+
+
+def _missing_days(
+    name: str, days: Collection[date], snapshot: MonitoringSnapshot
+) -> Iterator[Incident]:
+    """Yield the incidents of missing days; one that waits for others says for what."""
+    holes = states.find_holes(snapshot.states_of(name))
+    external = snapshot.graph.external.keys() & snapshot.graph.direct_inputs(name)
+    obstacles = find_obstacles(snapshot, name, days if external else (), own=False)
+    for day in sorted(days):
+        detail = STATE_MEANINGS[DayState.MISSING]
+        if day in obstacles:
+            detail = f"{obstacles[day].text}; it is built once that is there. See to its writer"
+        if day in holes:
+            yield Incident("hole", name, str(day), detail)
+        else:
+            yield Incident("stale", name, str(day), detail)
 
 
 def _failed_checks(
@@ -381,7 +397,7 @@ def read_snapshot(
         unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
         failed_checks={
             name: _read_failed_checks(deployment, ledger.table, instance)
-            for name, ledger in ledgers.items()
+            for name, ledger in own_ledgers(ledgers).items()
         },
         before_deadline=now.strftime("%H:%M") < deployment.settings.deadline,
     )

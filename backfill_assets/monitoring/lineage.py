@@ -101,7 +101,7 @@ def _input_versions(
 ) -> dict[str, int | None]:
     """The inputs of a table by location, each with its version if it is recorded."""
     deployment = publisher.deployment
-    tables, warehouse = deployment.tables, deployment.settings.warehouse
+    tables, warehouse = deployment.graph.all_tables, deployment.settings.warehouse
     inputs: dict[str, int | None] = {
         publisher.url(tables[name]) if name in tables else f"{warehouse}/{name}": version
         for name, version in versions.items()

@@ -9,6 +9,7 @@ import dagster as dg
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
 
 from backfill_assets.backfills.history import run_seconds
+from backfill_assets.delta.ledgers import own_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.states import MonitoringSnapshot, count_states
@@ -64,7 +65,7 @@ def read_metrics(
 
 def _state_figures(snapshot: MonitoringSnapshot) -> Iterator[_Figure]:
     """Yield the days by state, the backlog and the incidents."""
-    for table in snapshot.ledgers:
+    for table in own_ledgers(snapshot.ledgers):
         for state, count in count_states(snapshot.states_of(table)).items():
             yield "days", count, (table, state)
         parts = (snapshot.stale.open, snapshot.stale.blocked)
@@ -80,13 +81,12 @@ def _commit_figures(
     deployment: Deployment, snapshot: MonitoringSnapshot, instance: dg.DagsterInstance
 ) -> Iterator[_Figure]:
     """Yield what is published of each table, and the figures of its last commit."""
-    last_records = {
-        name: ledger.records[-1] for name, ledger in snapshot.ledgers.items() if ledger.records
-    }
+    ledgers = own_ledgers(snapshot.ledgers)
+    last_records = {n: ledger.records[-1] for n, ledger in ledgers.items() if ledger.records}
     run_ids = {record.run_id for record in last_records.values()}
     runs = instance.get_run_records(dg.RunsFilter(run_ids=[*run_ids])) if run_ids else ()
     seconds = {run.dagster_run.run_id: run_seconds(run) for run in runs}
-    for table, ledger in snapshot.ledgers.items():
+    for table, ledger in ledgers.items():
         yield "rows", sum((ledger.rows or {}).values()), (table,)
         if days := ledger.published_days:
             newest = datetime.combine(max(days), time(), deployment.settings.zone)

@@ -285,8 +285,8 @@ class RunPlanner:
     def night_of(self, moment: datetime) -> date:
         """Return the date on which the last nightly run before a moment began."""
         local = moment.astimezone(self.deployment.settings.zone)
-        began = local.strftime("%H:%M") >= self.deployment.settings.nightly_at
-        return local.date() if began else local.date() - DAY
+        has_begun = local.strftime("%H:%M") >= self.deployment.settings.nightly_at
+        return local.date() - (not has_begun) * DAY
 
     def plan_loads(self, today: date) -> list[Request]:
         """Return the runs that load what has landed, in ascending order of their days."""
@@ -321,7 +321,8 @@ class RunPlanner:
         ledgers = read_ledgers(self.deployment)
         stale = find_stale_days(Snapshot.from_deployment(self.deployment, ledgers, today))
         unloaded = unloaded_by_log(self.deployment, ledgers, self.deployment.graph, today)
-        for table, ledger in ledgers.items():
+        for table in self.deployment.tables:
+            ledger = ledgers[table]
             if table in unloaded and (reverted := unloaded[table].reverted_days):
                 yield table, reverted, "on hold, as a person reverted files that still lie there"
             if final := stale.final.get(table):

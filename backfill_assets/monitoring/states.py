@@ -65,9 +65,9 @@ STATE_MEANINGS: Mapping[DayState, str] = {
     DayState.OTHER_SETTINGS: "published under other settings (or engine versions) than those of "
     "now; readers see the rows of then, and nothing is built upon them. Materialize these days, "
     "inputs first, or put the settings back",
-    DayState.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows "
-    "that count as undone. Ask for that undo again: it goes on with what was made of it. Or load "
-    "the input again, then materialize these days",
+    DayState.INPUT_WITHDRAWN: "made of input that an undo, or its writer, has taken back since; "
+    "readers see rows that count as undone. Ask for that undo again: it goes on with what was made "
+    "of it. Or load the input again, then materialize these days",
     DayState.ON_HOLD: "by an undo or a canary, a person decided against the rows that the present "
     "input gives; readers see the rows that the undo or the canary put there. No schedule and no "
     "sensor builds these days until the input is another. Materialize them to have the other rows",
@@ -167,7 +167,8 @@ class MonitoringSnapshot(Snapshot):
         """
         if self.ledgers[table].table.is_retired(self.today):
             return Window(self.today, self.today)
-        last = min(self.unloaded[log].last_day_requested for log in self.graph.source_logs(table))
+        logs = self.graph.source_logs(table)
+        last = min((self.unloaded[log].last_day_requested for log in logs), default=date.max)
         today = self.today - DAY if self.before_deadline else self.today
         return self.graph.expected_days(table, today, last)
 

@@ -38,7 +38,7 @@ class Destination:
     """Where a publisher reads tables, and what it does with a candidate; this one is production.
 
     Attributes:
-        warehouse: each table is at `<warehouse>/<asset name>`.
+        warehouse: each table is at `<warehouse>/<asset name>`, unless others write it elsewhere.
     """
 
     warehouse: str
@@ -50,11 +50,11 @@ class Destination:
 
     def url(self, table: Table) -> str:
         """Return the URL of a table."""
-        return f"{self.warehouse}/{table.asset_name}"
+        return table.place(self.warehouse)
 
     def ledger(self, table: Table) -> Ledger:
         """Read the current ledger of a table."""
-        return read_ledger(self.url(table), table)
+        return read_ledger(self.url(table), table, self.warehouse)
 
     def data_url(self, table: Table) -> str:
         """Return where new data files are written; empty for the table's own folder."""
@@ -176,7 +176,11 @@ class Publisher(dg.IOManager):
             ledgers,
             self.deployment.today,
             code_versions={name: self.code_of(ledger.table) for name, ledger in ledgers.items()},
-            config_digests={name: self.config_of(ledger.table) for name, ledger in ledgers.items()},
+            config_digests={
+                name: self.config_of(ledger.table)
+                for name, ledger in ledgers.items()
+                if name not in graph.external
+            },
             failed=self.failed_days(request.record["run_id"]),
             **more,
         )

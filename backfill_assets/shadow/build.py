@@ -22,7 +22,7 @@ from backfill_assets.backfills.planner import days_by_table, split_runs
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.delta import targets
-from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.delta.targets import Target, TargetError
@@ -137,10 +137,7 @@ def catch_up(publisher: DeltaIOManager, deployment: Deployment, target: Target) 
         PublishError: files of days that it has built are deleted.
     """
     targets.raise_if_busy(target)
-    tables = deployment.tables
-    current = {
-        name: read_ledger(deployment.table_url(name), table) for name, table in tables.items()
-    }
+    tables, current = deployment.tables, read_ledgers(deployment)
     pins = {name: ledger.version for name, ledger in current.items()}
     if pins == target.pins:
         return target

@@ -26,7 +26,7 @@ from backfill_assets.dagster_ext.run_locks import is_run_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, own_ledgers
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.table_schema import schema_differences
 from backfill_assets.delta.targets import Target, TargetError
@@ -294,7 +294,7 @@ def save_consistent_versions(deployment: Deployment, today: date) -> None:
     ledgers = read_ledgers(deployment)
     stale = find_stale_days(Snapshot.from_deployment(deployment, ledgers, today))
     if not stale.any_open and not is_mixed(deployment):
-        save_versions(deployment.settings.warehouse, ledgers)
+        save_versions(deployment.settings.warehouse, own_ledgers(ledgers))
 
 
 def is_mixed(deployment: Deployment) -> bool:

@@ -274,7 +274,7 @@ def find_obstacles(
                 text = f"{name}[{format_ranges(failed_days)}] failed in this run"
                 obstacles[day] = Obstacle(text)
             elif missing_days := [d for d in needed if d not in published]:
-                text = f"{name}[{format_ranges(missing_days)}] has never been published"
+                text = f"{name}[{format_ranges(missing_days)}] {source.table.absence}"
                 obstacles[day] = Obstacle(text)
     return obstacles
 

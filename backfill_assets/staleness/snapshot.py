@@ -89,7 +89,7 @@ class Snapshot:
 
     def required_days(self, dependency: Dependency, day: date) -> Sequence[date]:
         """Return the days of an input without which a day cannot be built; see `Graph`."""
-        if dependency.source.name in self.graph.tables:
+        if dependency.source.name in self.graph.all_tables:
             return self.graph.required_days(dependency, day)
         return dependency.reach.required_days(day)
 

@@ -1,4 +1,4 @@
-"""Tables that a function computes, and the annotations that declare its parameters as inputs.
+"""Tables that a function computes, and what declares its parameters as inputs.
 
 A table built from staging has only lines that came in time. `current_table` applies the same
 function to the greatest version of every key known now, as if the window had no end.
@@ -27,6 +27,7 @@ from backfill_assets.tables.table import (
     ENTRY_PREFIX,
     Dependency,
     Equation,
+    ExternalTable,
     Figure,
     Inputs,
     Lineage,
@@ -335,7 +336,8 @@ class Derived(Table):
             if read is None:  # of several parts
                 continue
             name = "rows" if check.column is None else check.column
-            if read.of_the_day and name in ("rows", *read.table.totals):
+            recorded = not isinstance(read.table, ExternalTable)
+            if recorded and read.of_the_day and name in ("rows", *read.table.totals):
                 text = "has {} rows" if name == "rows" else f"has {name} {{}}"
                 own = self.total_figure(check.total) if check.total else self.rows_figure
                 equations.append(Equation(Figure(read.table, name, text), own))

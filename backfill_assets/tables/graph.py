@@ -28,7 +28,7 @@ from backfill_assets.tables.arguments import DeclarationError, describe_value, l
 from backfill_assets.tables.derived import Derived, expand_parts, versions_in
 from backfill_assets.tables.repeatable import RepeatableCode
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Dependency, Inputs, Table, asset_name
+from backfill_assets.tables.table import Dependency, ExternalTable, Inputs, Table, asset_name
 from backfill_assets.tables.table_options import suggest_name
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -69,6 +69,17 @@ class Graph:
         for table in self.tables.values():
             tables.setdefault(table.asset_name, []).append(table)
         return tables
+
+    @cached_property
+    def external(self) -> Mapping[str, ExternalTable]:
+        """The tables of others that tables of the graph read, by name."""
+        sources = (dependency.source for inputs in self.inputs.values() for dependency in inputs)
+        return {source.name: source for source in sources if isinstance(source, ExternalTable)}
+
+    @cached_property
+    def all_tables(self) -> Mapping[str, Table]:
+        """The tables of others, then those of the graph, by name, inputs first."""
+        return {**self.external, **self.tables}
 
     @cached_property
     def sources(self) -> Mapping[str, Source]:
@@ -129,7 +140,7 @@ class Graph:
     @cached_property
     def _logs_by_table(self) -> Mapping[str, frozenset[str]]:
         """The raw logs of each table; `tables` has inputs first, so their logs are known."""
-        logs: dict[str, frozenset[str]] = {}
+        logs: dict[str, frozenset[str]] = dict.fromkeys(self.external, frozenset())
         for name, table in self.tables.items():
             if isinstance(table, SourceTable):
                 logs[name] = frozenset([table.source.raw.name])
@@ -158,7 +169,7 @@ class Graph:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
                 lag_days = policy.lag_days + policy.arrives_after
                 policy = replace(policy, lag_days=lag_days, end=end)
-            policies[name] = replace(policy, grain=self.tables[name].grain)
+            policies[name] = replace(policy, grain=self.all_tables[name].grain)
         return policies
 
     def _start_of(self, logs: Iterable[str]) -> date:
@@ -177,7 +188,7 @@ class Graph:
             log_days: set[tuple[str, date]] = set()
             if table in self.landed_tables:
                 log_days = {(log, day) for log in self.source_logs(table)}
-            for dependency in self.inputs[table]:
+            for dependency in self.inputs.get(table, ()):
                 name, reach = dependency.source.name, dependency.reach
                 for needed in self.required_days(dependency, day) if name != table else ():
                     if name in self.sources and reach.stays_open:
@@ -229,7 +240,7 @@ class Graph:
         """The other tables that a table reads directly."""
         return [
             dependency.source.name
-            for dependency in self.inputs[name]
+            for dependency in self.inputs.get(name, ())
             if dependency.source.name != name
         ]
 
@@ -361,18 +372,14 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
         tables_path = DECLARED
         all_tables = collect_tables(declared, tables_path)
     tables: dict[str, Table] = {}
+    external: dict[str, Table] = {}
     for name, table in all_tables.items():
         for dependency in table.inputs(policy):
-            if (
-                dependency.source is not table
-                and tables.get(dependency.source.name) is not dependency.source
-            ):
-                raise _settings_error(
-                    tables_path,
-                    f"{dependency.source.name}, an input of {name}, must come before it",
-                )
-            if dependency.source.retired and not table.is_retired(dependency.source.retired):
-                raise _settings_error(tables_path, _retired_input_message(table, dependency.source))
+            read = dependency.source
+            if isinstance(read, ExternalTable):
+                external.setdefault(read.name, all_tables.get(read.name, read))
+            if problem := _wrong_input(table, read, {**external, **tables}):
+                raise _settings_error(tables_path, problem)
         for reference in table.unpartitioned_inputs:
             if reference.name in all_tables:
                 raise _settings_error(
@@ -465,7 +472,7 @@ def collect_tables(listed: Iterable[object], tables_path: str) -> Mapping[str, T
     tables: dict[str, Table] = {}
     code = RepeatableCode()
     for table in _expand_sources(listed):
-        if not isinstance(table, Table):
+        if not isinstance(table, Table) or isinstance(table, ExternalTable):
             raise _settings_error(
                 tables_path,
                 f"{describe_value(table)} is neither a table nor a source{_listing_hint(table)}",
@@ -501,6 +508,17 @@ def _check_versions(place: str, tables: Mapping[str, Table], table: Derived) -> 
         raise _settings_error(place, f"{same[0]} and {table.name} are both version {table.version}")
 
 
+def _wrong_input(table: Table, source: Table, earlier: Mapping[str, Table]) -> str:
+    """Why a table cannot have an input, given the tables before it; empty if it can."""
+    if source is not table and earlier.get(source.name) is not source:
+        if isinstance(source, ExternalTable):
+            return f"two tables are named {source.name}"
+        return f"{source.name}, an input of {table.name}, must come before it"
+    if source.retired and not table.is_retired(source.retired):
+        return _retired_input_message(table, source)
+    return ""
+
+
 def _retired_input_message(table: Table, source: Table) -> str:
     until = f"is retired on {table.retired} only" if table.retired else "is not"
     return (
@@ -511,7 +529,7 @@ def _retired_input_message(table: Table, source: Table) -> str:
 
 def _listing_hint(entry: object) -> str:
     """How to replace an entry that is neither a table nor a source."""
-    if isinstance(entry, Lookup | Unpartitioned):
+    if isinstance(entry, Lookup | Unpartitioned | ExternalTable):
         return ": tables that read it are, and it is not listed"
     if inspect.isfunction(entry):
         return f": put @table(MODEL) before {entry.__name__}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -30,9 +30,15 @@ from backfill_assets.calendar.partitions import (
     split_key,
 )
 from backfill_assets.calendar.reach import Reach, RecordedReach
-from backfill_assets.settings import Settings
+from backfill_assets.settings import Settings, normalize_location
 from backfill_assets.tables import table_options
-from backfill_assets.tables.arguments import DeclarationError, check_arguments
+from backfill_assets.tables.arguments import (
+    Argument,
+    DeclarationError,
+    check_arguments,
+    is_text,
+    sequence_of,
+)
 from backfill_assets.tables.columns import (
     Forbidden,
     NullBounds,
@@ -138,6 +144,8 @@ class Table(table_options.TableOptions):
     depends_on: tuple[str | Path, ...] = ()
     dimension: Dimension | None = None
     part: str = ""
+    #: What a message says of days that are not there.
+    absence: ClassVar[str] = "has never been published"
 
     def __post_init__(self) -> None:
         check_arguments(self.name, table_options.option_arguments(self))
@@ -155,6 +163,10 @@ class Table(table_options.TableOptions):
     def is_retired(self, today: date) -> bool:
         """Whether it is no longer built on a business day."""
         return self.retired is not None and self.retired <= today
+
+    def place(self, warehouse: str) -> str:
+        """Its location, in a deployment with this warehouse."""
+        return f"{warehouse}/{self.asset_name}"
 
     @property
     def asset_name(self) -> str:
@@ -398,6 +410,69 @@ class Table(table_options.TableOptions):
         for column in schema.columns.values():
             column.nullable, column.checks = True, []
         return schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTable(Table):
+    """A Delta table by day that others write: an input, and nothing else.
+
+    Attributes:
+        url: its location; empty if it is in the warehouse under its name.
+        asset_key: of the asset that writes it; empty if that is its name.
+    """
+
+    url: str = ""
+    asset_key: tuple[str, ...] = ()
+    absence: ClassVar[str] = "is not there, and others write it"
+
+    def place(self, warehouse: str) -> str:
+        """Its location, in a deployment with this warehouse."""
+        return self.url or super().place(warehouse)
+
+
+def external_table(
+    name: str,
+    model: "type[pa.DataFrameModel[Any]]",
+    *,
+    partition: str,
+    key: Sequence[str] = (),
+    url: str = "",
+    asset_key: Sequence[str] = (),
+) -> ExternalTable:
+    """Declare a Delta table by day that others write, as an input: `Reads(their_orders)`.
+
+    A commit of theirs makes the days due that are built from the days which it changed; a day
+    without rows counts as missing. Nothing is ever written to the table.
+
+    Args:
+        name: its name in reasons and in messages.
+        model: the columns that are read; it may have more.
+        partition: the DATE column with its day, by which it is partitioned.
+        key: the columns that are unique within a day: no day is built from one that repeats them.
+        url: its location, as Spark reads it; in the warehouse under its name, if not given.
+        asset_key: the key of the asset that writes it; its name, if not given.
+
+    Raises:
+        DeclarationError: an argument does not fit.
+        ValueError: the URL is of a store that is not supported, or has a password.
+    """
+    is_key = sequence_of(is_text)
+    check_arguments(
+        "external_table",
+        [
+            Argument("the name", name, is_text, "a name"),
+            Argument("the model", model, *table_options.MODEL_RULE),
+            Argument("asset_key", asset_key, is_key, 'a list, as ["shop", "orders"]'),
+        ],
+    )
+    return ExternalTable(
+        name=name,
+        model=model,
+        partition=partition,
+        key=key,
+        url=normalize_location(url),
+        asset_key=tuple(asset_key),
+    )
 
 
 def asset_name(name: str) -> str:

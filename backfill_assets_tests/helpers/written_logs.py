@@ -94,8 +94,8 @@ def log_file(url: Path, version: int) -> Path:
     return url / "_delta_log" / f"{version:020d}.json"
 
 
-def log_copy_file(url: Path) -> Path:
-    return url / "_backfill_assets" / "commits.jsonl.zst"
+def log_copy_file(url: Path, *name: str) -> Path:
+    return url.joinpath("_backfill_assets", *name, "commits.jsonl.zst")
 
 
 def latest_version(url: Path) -> int:
