@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 #: project that has an `io_manager`.
 IO_MANAGER_KEY, ENGINE_KEY = "backfill_assets_io_manager", "backfill_assets_engine"
 
+#: The jobs of ops, by name without a prefix.
+_JOBS = (
+    *("backfill", "close", "compare_target", "housekeeping", "maintenance", "plan_backfill"),
+    *("reconcile", "shadow_backfill", "switch_over", "undo"),
+)
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -126,8 +132,10 @@ class Deployment:
 
     def job_of_run(self, run: dg.DagsterRun) -> str:
         """The job of a run without the prefix; empty if it is no job of the deployment."""
-        prefix = self.automation_name("")
-        return run.job_name.removeprefix(prefix) if run.job_name.startswith(prefix) else ""
+        from backfill_assets.calendar.partitions import Grain
+
+        jobs = (*_JOBS, *(grain.job_name for grain in Grain))
+        return next((job for job in jobs if run.job_name == self.automation_name(job)), "")
 
     def owns_run(self, run: dg.DagsterRun) -> bool:
         """Whether a run has a job or assets of the deployment; without a prefix, any run."""

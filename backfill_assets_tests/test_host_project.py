@@ -188,6 +188,9 @@ def test_two_deployments_in_one_project():
     alone = names_in(build_defs(tables=[VISITS, active_users_7d]))
     prefixed = {f"{prefix}_{name}" for prefix in ("lake_gold", "silver") for name in alone}
     assert names_in(two) == prefixed
+    for job in repository.get_all_jobs():
+        run = Mock(job_name=job.name, asset_selection=None)
+        assert job.name == "__ASSET_JOB" or any(each.owns_run(run) for each in two_deployments())
     assert repository.get_top_level_resources().keys() == {
         f"{key}_{suffix}"
         for key in (IO_MANAGER_KEY, ENGINE_KEY)
@@ -316,6 +319,12 @@ def test_a_deployment_waits_for_its_own_runs_alone():
         assert [gold.owns_run(batch), gold.owns_run(undo)] == [False, False]
         assert [silver.owns_run(batch), silver.owns_run(undo)] == [True, True]
         assert Deployment(load_settings()).owns_run(batch), "without a prefix, of the instance"
+        job = gold.automation_name("undo")
+        undo = create_run_for_test(instance, job_name=job, status=dg.DagsterRunStatus.STARTED)
+        lake = Deployment(load_settings(key_prefix="lake"))
+        assert [lake.owns_run(undo), gold.owns_run(undo)] == [False, True]
+        assert tables_in_progress(instance, lake) == {}
+        instance.delete_run(undo.run_id)
         # A backfill of Dagster's: all tables of its deployment wait for it.
         graph = build_two().resolve_asset_graph()
         days = {VISITS.raw.name: [silver.settings.start]}

@@ -57,6 +57,7 @@ from backfill_assets.dagster_ext.failures import (
 )
 from backfill_assets.dagster_ext.run_locks import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.alerts import Incident
 from backfill_assets.monitoring.incidents import disk_failures
 from backfill_assets.settings import load_settings
@@ -297,7 +298,8 @@ def test_a_retry_is_judged_by_its_own_failure(instance):
 
 def test_a_failed_disk_is_retried_and_told_once_for_all_runs(instance):
     def list_incidents(**since: float) -> list[Incident]:
-        return disk_failures(instance, datetime.now(timezone.utc) - timedelta(**since))
+        began = datetime.now(timezone.utc) - timedelta(**since)
+        return disk_failures(Deployment(load_settings()), instance, began)
 
     execute_failing_run(instance, ValueError("bad"))
     execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"))

@@ -213,7 +213,8 @@ class Pipeline:
         context = dg.build_sensor_context(
             instance=self.instance, cursor=self.cursors.get(sensor), repository_def=self.repository
         )
-        tick_data = self.repository.get_sensor_def(sensor).evaluate_tick(context)
+        name = self.deployment.automation_name(sensor)
+        tick_data = self.repository.get_sensor_def(name).evaluate_tick(context)
         self.cursors[sensor] = tick_data.cursor or self.cursors.get(sensor)
         for event in tick_data.asset_events:
             self.instance.report_runless_asset_event(event)
@@ -336,9 +337,10 @@ def run_undo(
 ) -> dg.ExecuteInProcessResult:
     """Put back what a backfill or a run has published."""
     config = {"backfill": name, "days": days, "reason": "a drill"}
-    result = pipeline.repository.get_job("undo").execute_in_process(
+    job, op = map(pipeline.deployment.automation_name, ("undo", "put_back"))
+    result = pipeline.repository.get_job(job).execute_in_process(
         instance=pipeline.instance,
-        run_config={"ops": {"put_back": {"config": config}}},
+        run_config={"ops": {op: {"config": config}}},
         tags=tags,
         raise_on_error=False,
     )
@@ -350,7 +352,8 @@ def tick_planned_backfills(pipeline: Pipeline) -> str:
     """One look of the sensor of planned backfills; the run that it asks for is run."""
     tick_data = pipeline.tick("planned_backfills")
     for request in tick_data.run_requests or []:
-        pipeline.repository.get_job("reconcile").execute_in_process(
+        job = pipeline.deployment.automation_name("reconcile")
+        pipeline.repository.get_job(job).execute_in_process(
             instance=pipeline.instance,
             run_config=request.run_config,
             tags=request.tags,

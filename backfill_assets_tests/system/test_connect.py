@@ -11,9 +11,10 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -128,12 +129,17 @@ def test_python_workers_of_a_server_of_ours(outputs):
 HOST_PROJECT = "backfill_assets_guide.examples.host_project.definitions"
 
 
-def run_steps_in_processes(instance: dg.DagsterInstance, names: Sequence[str]) -> dict[str, str]:
+#: Its steps are started as Kubernetes starts them.
+STEP_PROCESSES = "backfill_assets_tests.step_processes"
+FORKS = {"forkserver": {"preload_modules": [HOST_PROJECT, "pyspark.sql.connect.session"]}}
+
+
+def run_steps_in_processes(
+    instance: dg.DagsterInstance, names: Sequence[str], module: str, executor: Mapping[str, Any]
+) -> dict[str, str]:
     """Materialize a day of the project's assets, and return the failures by step."""
-    repository = ReconstructableRepository.for_module(HOST_PROJECT, "defs")
+    repository = ReconstructableRepository.for_module(module, "defs")
     keys = [dg.AssetKey([*LAKE, name]) for name in names] + [dg.AssetKey("users_report")]
-    forks = {"forkserver": {"preload_modules": [HOST_PROJECT, "pyspark.sql.connect.session"]}}
-    executor = {"max_concurrent": 1, "start_method": forks}
     result = dg.execute_job(
         repository.get_reconstructable_job("__ASSET_JOB"),
         instance=instance,
@@ -155,7 +161,8 @@ def run_steps_in_processes(instance: dg.DagsterInstance, names: Sequence[str]) -
 def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, monkeypatch):
     """On Dagster as it comes: SQLite, its executor, an IO manager of the project's.
 
-    A later step knows which days an earlier one did not publish, although rows of them are there.
+    Then each is started by itself, as on Kubernetes: with the id of the run, and the instance. A
+    later step knows which days an earlier one did not publish, although rows of them are there.
     """
     for name, value in {
         "LANDING": tmp_path / "landing",
@@ -172,13 +179,14 @@ def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, 
     (folder / "part-0.jsonl").write_text(json.dumps(visit | times))
     tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        assert run_steps_in_processes(instance, tables) == {}
+        executor = {"max_concurrent": 1, "start_method": FORKS}
+        assert run_steps_in_processes(instance, tables, HOST_PROJECT, executor) == {}
         (report,) = tmp_path.glob("storage/users_report/2024-01-01")
         assert pickle.loads(report.read_bytes()) == {"users": 1, "visits": 1, "clicks": 2}
 
         (folder / "part-1.jsonl").write_text("no JSON\n" * 2000)
-        failures = run_steps_in_processes(instance, tables)
-    message = failures.pop("check_days")
+        failures = run_steps_in_processes(instance, tables, STEP_PROCESSES, {})
+    message = failures.pop("lake_gold_check_days")
     assert failures == {}
     assert re.search(r"raw_visits\[2024-01-01\]  .*rejected", message)
     for name, source in ((tables[2], tables[0]), (tables[3], tables[2])):
