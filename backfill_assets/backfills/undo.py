@@ -69,8 +69,7 @@ def undo_backfill(
         run_id: the run that undoes.
         tags: tags of that run.
         days: only these of the written days, and the days downstream of them; None for all.
-        part: only those of this part of tables with a second dimension. Days that are made of
-            several parts stay, behind their inputs, to be built again.
+        part: only those of this part; what is made of several parts stays, behind its inputs.
 
     Raises:
         UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
@@ -198,7 +197,7 @@ class _UndoRequest:
     """One undo request; caches its plan until a table has a new version, and audits."""
 
     def __init__(self, deployment: Deployment, name: str, days: Any, part: str) -> None:
-        self.deployment, self.name, self.days, self.part = deployment, name, days, part
+        self.deployment, self.name, self.only = deployment, name, (days, part)
         #: By table, the version and the versions of the old rows that were audited, and these.
         self.audited: dict[str, tuple[object, AuditedDays]] = {}
         self._cached: tuple[dict[str, int | None], UndoPlan] | None = None
@@ -208,8 +207,7 @@ class _UndoRequest:
         ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if self._cached is None or versions != self._cached[0]:
-            plan = plan_undo(self.deployment, self.name, self.days, self.part, ledgers)
-            self._cached = versions, plan
+            self._cached = versions, plan_undo(self.deployment, self.name, *self.only, ledgers)
         return self._cached[1]
 
 

@@ -239,13 +239,12 @@ def _join_parts(requests: Iterable[Request], graph: Graph) -> list[Request]:
     joined: list[Request] = []
     for request in requests:
         for n, other in enumerate(joined):
-            window = request.window
-            is_alike = window == other.window and not isinstance(window, DaySet)
+            is_alike = request.window == other.window and not isinstance(other.window, DaySet)
             if is_alike and graph.follows_part(request.tables, other.tables):
                 digest = hashlib.sha256(f"{other.key} {request.key}".encode()).hexdigest()[:12]
                 tables = (*other.tables, *request.tables)
-                key = f"{'+'.join(graph.join_parts(tables))}:{window}:{digest}"
-                joined[n] = Request(tables, window, key)
+                key = f"{'+'.join(graph.join_parts(tables))}:{other.window}:{digest}"
+                joined[n] = Request(tables, other.window, key)
                 break
         else:
             joined.append(request)
