@@ -167,8 +167,9 @@ def test_a_region_that_is_late_holds_back_only_itself(regions):
     days = [day(n) for n in range(1, 5)]
     assert commits_by_day(regions, "region_orders/eu") == dict.fromkeys(days, 1)
     assert commits_by_day(regions, "region_orders/apac")[day(1)] == 2, "empty, then with its lines"
-    assert day(1) in ledgers["stg_orders/eu"].final_days
-    assert not ledgers["stg_orders/apac"].final_days
+    final = Snapshot.from_deployment(regions.deployment, ledgers, day(5)).final_by_table
+    assert day(1) in final["stg_orders/eu"]
+    assert not final["stg_orders/apac"]
     metadata = ledgers["region_orders/eu"].metadata
     assert metadata is not None
     assert metadata.partitioned_by == ("run_date", "region")
