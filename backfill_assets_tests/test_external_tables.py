@@ -529,7 +529,7 @@ def test_an_asset_of_theirs_in_another_code_location_is_external(tmp_path):
 
 
 def test_the_declaration_of_the_page(tmp_path, monkeypatch):
-    _, block = code_blocks("docs/your-project.md", "python")
+    block = code_blocks("docs/your-project.md", "python")[2]
     (tmp_path / "shop_tables_of_the_page.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     page = import_module("shop_tables_of_the_page")
