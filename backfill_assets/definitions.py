@@ -62,7 +62,8 @@ def build_defs(
             `spark_session`, such as dagster-pyspark's; as in the settings if not given.
         translation: changes the group, owners, tags, kinds or description of an asset's spec; its
             key follows from the setting `key_prefix`.
-        resources: replacements for resources of the deployment, by key, for tests.
+        resources: replacements for resources of the deployment, by `Deployment.resource_key`, for
+            tests.
         clock: gives the current time to the sensors; the system's if not given.
         values: settings by the name of their field, as `warehouse="/lake"`.
 

@@ -7,6 +7,7 @@ is a process in another folder. What steps have in common is the instance, and t
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -35,9 +36,8 @@ class ProcessStepHandler(StepHandler):
     def launch_step(self, step_handler_context: StepHandlerContext) -> Iterator[DagsterEvent]:
         arguments = step_handler_context.execute_step_args
         (step,) = arguments.step_keys_to_execute or ()
-        self.processes[step] = subprocess.Popen(
-            arguments.get_command_args(), cwd=tempfile.gettempdir()
-        )
+        command = [sys.executable, "-m", *arguments.get_command_args()]
+        self.processes[step] = subprocess.Popen(command, cwd=tempfile.gettempdir())
         yield from ()
 
     def check_step_health(self, step_handler_context: StepHandlerContext) -> CheckStepHealthResult:
