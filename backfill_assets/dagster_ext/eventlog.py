@@ -63,6 +63,8 @@ from backfill_assets.calendar.partitions import DaySet, days_of_run, parts_of_ru
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
 _RUN_BATCH, _ID_BATCH = 1000, 500
+#: Whether this Dagster stores an event in a given transaction: since 1.13.13.
+STORES_IN_TRANSACTIONS = hasattr(SqlEventLogStorage, "_store_asset_event_tags")
 #: Seconds that a statement waits for another process's transaction.
 _BUSY_SECONDS = 30
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
@@ -234,6 +236,12 @@ class BatchedEventLog(SqlEventLogStorage):
     batches_take_checks = True
 
     def __init__(self, *args: Any, **named: Any) -> None:
+        if not STORES_IN_TRANSACTIONS:
+            raise dg.DagsterInvariantViolationError(
+                f"{type(self).__name__} needs dagster 1.13.13 or later and {dg.__version__} is "
+                "installed: upgrade dagster, or take it out of dagster.yaml. Dagster's own storage "
+                "then reads the same database."
+            )
         self._known_tables: set[str] = set()
         os.environ.setdefault(_BATCH_SIZE_VARIABLE, "1000")
         super().__init__(*args, **named)

@@ -28,7 +28,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from backfill_assets.dagster_ext.eventlog import BatchedEventLog
+from backfill_assets.dagster_ext.eventlog import STORES_IN_TRANSACTIONS, BatchedEventLog
 
 
 class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):
@@ -40,9 +40,7 @@ class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        # One thread at a time has the connection, but not always the same. Dagster has this lock
-        # itself since 1.12.18.
-        self._db_lock = Lock()
+        # One thread at a time has the connection, as `_db_lock` sees to, but not always the same.
         self._open_engine = create_engine(
             self._engine.url, poolclass=StaticPool, connect_args={"check_same_thread": False}
         )
@@ -67,7 +65,7 @@ class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):
             self._store_events(index, events)
 
 
-_Storage = TypeVar("_Storage", InMemoryRunStorage, MemoryEventLog)
+_Storage = TypeVar("_Storage", InMemoryRunStorage, InMemoryEventLogStorage)
 #: By module of a storage, a database with its tables and their revision.
 _EMPTY_DATABASES: dict[ModuleType, sqlite3.Connection] = {}
 _lock = Lock()
@@ -101,7 +99,11 @@ def memory_instance() -> dg.DagsterInstance:
         instance_type=InstanceType.EPHEMERAL,
         local_artifact_storage=TemporaryLocalArtifactStorage(),
         run_storage=_make_storage(InMemoryRunStorage, runs_in_memory, RunStorageSqlMetadata),
-        event_storage=_make_storage(MemoryEventLog, events_in_memory, SqlEventLogStorageMetadata),
+        event_storage=_make_storage(
+            MemoryEventLog if STORES_IN_TRANSACTIONS else InMemoryEventLogStorage,
+            events_in_memory,
+            SqlEventLogStorageMetadata,
+        ),
         compute_log_manager=NoOpComputeLogManager(),
         run_coordinator=DefaultRunCoordinator(),
         run_launcher=SyncInMemoryRunLauncher(),
