@@ -173,12 +173,12 @@ docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning f
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
 
 # For the oldest Python that all the extras install on; the versions that the files have are kept as
-# long as the pins of pyproject.toml allow, unless ARGS=--upgrade. What several files have is of one
+# long as pyproject.toml allows, unless ARGS=--upgrade. What several files have is of one
 # version in all.
 LOCK := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile -q --universal --python-version 3.11.5 \
 	--generate-hashes --annotation-style line --custom-compile-command 'make lock'
 RUN_EXTRAS := --extra serve --extra lookups
-lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject.toml
+lock: $(VENV)/.installed-dev ## remake the lock files from the ranges and pins in pyproject.toml
 	@$(LOCK) $(ARGS) --group build -o requirements-build.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) -o requirements.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml $(RUN_EXTRAS) --extra dev --group lock -c requirements.lock \

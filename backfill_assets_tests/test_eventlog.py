@@ -18,6 +18,7 @@ import pytest
 from dagster._core.events import DagsterEventType
 from dagster._core.test_utils import instance_for_test
 
+from backfill_assets.dagster_ext import eventlog
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
 from backfill_assets_tests.helpers.dagster_events import (
     DAYS,
@@ -191,6 +192,17 @@ def test_the_storage_of_the_project_has_dagsters_files(home):
     with instance_for_test(temp_dir=home) as instance:
         assert instance.get_run_by_id(run).is_success
         assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {"2024-01-01"}
+
+
+def test_an_older_dagster_is_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(eventlog, "STORES_IN_TRANSACTIONS", False)
+    with pytest.raises(dg.DagsterInvariantViolationError) as caught:
+        LocalEventLog(str(tmp_path))
+    assert str(caught.value) == (
+        f"LocalEventLog needs dagster 1.13.13 or later and {dg.__version__} is installed: upgrade "
+        "dagster, or take it out of dagster.yaml. Dagster's own storage then reads the same "
+        "database."
+    )
 
 
 def test_without_a_place_it_says_so(monkeypatch):

@@ -128,9 +128,8 @@ def _explains_itself(error: Exception) -> bool:
     modules = ("backfill_assets", *(point.module for point in added_commands().values()))
     if type(error).__module__.partition(".")[0] in {name.partition(".")[0] for name in modules}:
         return True
+    from dagster import DagsterError
     from deltalake.exceptions import DeltaError
-
-    from backfill_assets.dagster_ext.internals import DagsterError
 
     return isinstance(error, (DagsterError, DeltaError))
 

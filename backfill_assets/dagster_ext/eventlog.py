@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import dagster as dg
 import sqlalchemy as db
+from dagster import EventLogEntry
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
@@ -33,7 +34,6 @@ from dagster._core.definitions.partitions.subset import (
     TimeWindowPartitionsSubset,
 )
 from dagster._core.events import ASSET_EVENTS
-from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.event_log.schema import (

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError, raise_execution_interrupts
-from dagster._core.events import DagsterEvent, EngineEventData
+from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.compute_logs import create_compute_log_file_key
 from dagster._core.execution.context.system import (
@@ -78,10 +78,10 @@ class _StepThreads:
         interrupted: set when the run is terminated.
     """
 
-    event_queue: SimpleQueue[tuple[str, DagsterEvent | BaseException | None]] = field(
+    event_queue: SimpleQueue[tuple[str, dg.DagsterEvent | BaseException | None]] = field(
         default_factory=SimpleQueue
     )
-    running: dict[str, DagsterEvent | None] = field(default_factory=dict)
+    running: dict[str, dg.DagsterEvent | None] = field(default_factory=dict)
     interrupted: Event = field(default_factory=Event)
 
     def start_step(self, context: StepExecutionContext) -> None:
@@ -93,7 +93,7 @@ class _StepThreads:
         """The target of a step's thread: queue its events, and at the end None or the exception."""
         _thread_state.interrupted = self.interrupted
         key, reported = context.step.key, []
-        events = cast("Generator[DagsterEvent]", dagster_event_sequence_for_step(context))
+        events = cast("Generator[dg.DagsterEvent]", dagster_event_sequence_for_step(context))
         try:
             for event in events:
                 reported.append(event)
@@ -107,7 +107,7 @@ class _StepThreads:
         else:
             self.event_queue.put((key, None))
 
-    def next_events(self, active: ActiveExecution, timeout: float) -> Iterator[DagsterEvent]:
+    def next_events(self, active: ActiveExecution, timeout: float) -> Iterator[dg.DagsterEvent]:
         """The next event of any step, if one comes in time; a step ends when its thread has ended.
 
         Otherwise a retry, or the steps after it, could start before its hooks have run.
@@ -120,7 +120,7 @@ class _StepThreads:
                 key, event = self.event_queue.get(timeout=timeout)
         except Empty:
             return
-        if isinstance(event, DagsterEvent):
+        if isinstance(event, dg.DagsterEvent):
             yield event
             if _is_end(event):
                 self.running[key] = event
@@ -132,7 +132,7 @@ class _StepThreads:
         if event is not None:
             raise event
 
-    def interrupt_steps(self, active: ActiveExecution) -> Iterator[DagsterEvent]:
+    def interrupt_steps(self, active: ActiveExecution) -> Iterator[dg.DagsterEvent]:
         """Interrupt all steps, and yield the events that they still report in time."""
         self.interrupted.set()
         deadline = monotonic() + _GRACE_SECONDS
@@ -141,13 +141,13 @@ class _StepThreads:
                 yield from self.next_events(active, remaining)
 
 
-def _is_end(event: DagsterEvent) -> bool:
+def _is_end(event: dg.DagsterEvent) -> bool:
     return event.is_step_success or event.is_step_failure or event.is_step_up_for_retry
 
 
 def run_steps_in_threads(
     job_context: PlanExecutionContext, execution_plan: ExecutionPlan, at_once: int
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     """Run the steps of a plan, each as soon as its inputs exist; they share the run's resources.
 
     Each step's events stay in order; those of several steps are interleaved.
@@ -205,7 +205,7 @@ def _is_for_console(record: LogRecord) -> bool:
 
 def _run_steps(
     context: PlanExecutionContext, active: ActiveExecution, threads: _StepThreads
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     """Start each step when Dagster says that it is ready, and yield events until all have ended.
 
     At most `_POLL_SECONDS` pass between two checks for ready steps.
@@ -226,14 +226,14 @@ def _run_steps(
 
 def _capture_logs(
     context: PlanExecutionContext, plan: ExecutionPlan, logs: ExitStack
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     """Show the process's output for all steps: a process has one output."""
     manager = context.instance.compute_log_manager
     log_key = manager.build_log_key_for_run(context.run_id, create_compute_log_file_key())
     keys = [step.key for step in plan.get_steps_to_execute_in_topo_order()]
     try:
         captured = logs.enter_context(manager.capture_logs(log_key))
-        yield DagsterEvent.capture_logs(context, keys, log_key, captured)
+        yield dg.DagsterEvent.capture_logs(context, keys, log_key, captured)
     except Exception:  # noqa: BLE001 - as Dagster's own executor has it
         yield from _handle_compute_log_setup_error(context, sys.exc_info())
 
@@ -262,13 +262,13 @@ class _OneProcessExecutor(dg.Executor):
 
     def execute(
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         """Called by Dagster once, in the run's process: take the run's lock and run the steps."""
         instance, run = plan_context.instance, plan_context.dagster_run
         tags = {**hold_run_lock(instance, run.run_id), **failures.initial_run_tags(instance, run)}
         instance.add_run_tags(run.run_id, tags)
         keys, pid = execution_plan.step_keys_to_execute, os.getpid()
-        yield DagsterEvent.engine_event(
+        yield dg.DagsterEvent.engine_event(
             plan_context,
             f"Executing steps in process (pid: {pid}), up to {self._at_once} at the same time",
             EngineEventData.in_process(pid, keys),
@@ -292,7 +292,7 @@ class _OneProcessExecutor(dg.Executor):
             if event.is_step_failure:
                 _mark_for_retry(instance, run.run_id, event.step_failure_data.error)
             yield event
-        yield DagsterEvent.engine_event(
+        yield dg.DagsterEvent.engine_event(
             plan_context,
             f"Finished steps in process (pid: {pid})",
             EngineEventData.in_process(pid, keys),

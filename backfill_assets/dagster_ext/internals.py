@@ -1,14 +1,16 @@
-"""The private names of Dagster that other rooms use: an upgrade may move them."""
+"""The private names of Dagster that other rooms use: an upgrade may move them.
+
+docs/architecture.md says of each what it is for, and what there is not without it.
+"""
 
 import time
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster import DagsterInstance
+from dagster import DagsterEvent, DagsterEventType, DagsterInstance
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
-from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.partitions.subset import PartitionsSubset
@@ -19,13 +21,8 @@ from dagster._core.definitions.selector import (
     PartitionsSelector,
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-from dagster._core.errors import DagsterError, DagsterUserCodeUnreachableError
-from dagster._core.events import (
-    DagsterEvent,
-    DagsterEventBatchMetadata,
-    DagsterEventType,
-    generate_event_batch_id,
-)
+from dagster._core.errors import DagsterUserCodeUnreachableError
+from dagster._core.events import DagsterEventBatchMetadata, generate_event_batch_id
 from dagster._core.execution.backfill import (
     BULK_ACTION_TERMINAL_STATUSES,
     BulkActionsFilter,

@@ -17,7 +17,6 @@ import dagster as dg
 
 from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.dagster_ext.eventlog import LocalStorage
-from backfill_assets.dagster_ext.internals import DagsterError
 from backfill_assets.doctor.checks import CheckResult, note, ok, wrong
 from backfill_assets.runtime_versions import is_secret
 from backfill_assets.serve.supervisor import TakenError, listen_on_port
@@ -274,7 +273,7 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         return dict(dg.config_from_files([str(path)]))
-    except DagsterError as error:
+    except dg.DagsterError as error:
         message = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"{path} cannot be read as YAML: {message}") from error
 

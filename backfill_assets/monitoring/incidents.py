@@ -419,7 +419,7 @@ def _read_failed_checks(
     failed = {partition for partition in failed if split_key(partition)[1] == table.part}
     if not failed:
         return {}
-    checks = [internals.AssetCheckKey(key, check) for check in table.check_descriptions]
+    checks = [dg.AssetCheckKey(key, check) for check in table.check_descriptions]
     checks_by_day: dict[date, set[str]] = {}
     for info in instance.event_log_storage.get_asset_check_partition_info(
         checks, partition_keys=sorted(failed)

@@ -125,7 +125,7 @@ class DeltaIOManager(publisher.Publisher):
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Iterator[Candidate]
-    ) -> Iterator[internals.DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         """Publish each candidate in turn, and log events for every day.
 
         The asset computes a candidate when it is taken, so a stateful table is built from what the
@@ -489,7 +489,7 @@ class DataFrameIOManager(DeltaIOManager):
 
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Iterator[Candidate] | DataFrame
-    ) -> Iterator[internals.DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 
         Raises:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
 from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
 
 import dagster as dg
 import pytest
 import yaml
 
 from backfill_assets.cli import main
-from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.reader import Reader
 
 
@@ -102,3 +107,62 @@ def test_what_cannot_become_a_project_is_refused(name, there, said, tmp_path, ca
     assert main(["init", str(folder)]) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in folder.glob("*")] == ([there] if there else [])
+
+
+#: Of the project, what the wheel is made of.
+WHEEL_SOURCES = (
+    "LICENSE",
+    "README.md",
+    "backfill_assets",
+    "backfill_assets_guide",
+    "dagster.yaml",
+    "pyproject.toml",
+)
+
+
+@pytest.mark.slow
+def test_a_project_on_the_wheel_alone(tmp_path):
+    """`init`, its demo and its test, in an empty environment into which the wheel is installed.
+
+    The registry gives what the wheel requires, in the versions of the lock file.
+    """
+    programs, project = tmp_path / "env" / "bin", tmp_path / "shop"
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
+    environment = {**kept, "UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
+
+    def run(*command: object, folder: Path = tmp_path) -> str:
+        process = subprocess.run(
+            [*map(str, command)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, (process.stdout + process.stderr)[-6000:]
+        return process.stdout
+
+    source = tmp_path / "source"
+    source.mkdir()  # setuptools would leave folders in the project
+    for name in WHEEL_SOURCES:
+        place = PROJECT / name
+        if place.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(place, source / name, ignore=ignore)
+        else:
+            shutil.copy(place, source / name)
+    build = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    run(sys.executable, *build, "-w", tmp_path, source)
+    (wheel,) = tmp_path.glob("*.whl")
+    run(BIN / "uv", "venv", "-q", "--python", sys.executable, programs.parent)
+    install = (BIN / "uv", "pip", "install", "-q", "--python", programs / "python")
+    run(*install, "-c", PROJECT / "requirements.lock", f"backfill-assets @ file://{wheel}")
+    plain = run(programs / "python", "-c", "import backfill_assets as b; print(b.__file__)")
+    assert Path(plain.strip()).is_relative_to(programs.parent)
+    extras = f"backfill-assets[serve,lookups] @ file://{wheel}"
+    run(*install, "-c", PROJECT / "requirements.lock", extras, "pytest")
+    run(programs / "backfill-assets", "init", project)
+    shown = run("make", "demo", f"BIN={programs}", folder=project)
+    for table in ("raw_payments", "stg_payments", "account_totals_7d"):
+        assert re.search(rf"^\W*{table} +14 ", shown, re.MULTILINE), shown[-3000:]
+    assert "1 passed" in run("make", "test", f"BIN={programs}", folder=project)
