@@ -54,7 +54,6 @@ from backfill_assets.tables.table import Table, run_tags
 from backfill_assets_guide.examples.regions import (
     ORDERS,
     REGION,
-    TABLES,
     OrderLine,
     RegionOrders,
     WorldOrders,
@@ -62,6 +61,7 @@ from backfill_assets_guide.examples.regions import (
     world_orders,
 )
 from backfill_assets_tests.helpers.command_line import usage_error
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -859,5 +859,15 @@ def test_a_link_of_a_part_that_leads_out_of_the_landing_is_refused(tmp_path):
     assert eu.folders[day(2)].files.keys() == apac.folders[day(2)].files.keys()
 
 
-def test_a_graph_of_the_examples_tables_is_that_of_their_parts():
-    assert [*load_graph(DEPLOYMENT.settings, TABLES).tables] == [*GRAPH.tables]
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_page():
+    (block,) = code_blocks("docs/regions.md", "python")
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile(block, "docs/regions.md", "exec"), namespace)
+    graph = load_graph(DEPLOYMENT.settings, namespace["TABLES"])
+    assert [*graph.tables] == [name for name in GRAPH.tables if not name.startswith("customer_")]
+    assert graph.inputs.keys() == graph.tables.keys()
+    for name in graph.tables:
+        assert input_names(graph, name) == input_names(GRAPH, name)

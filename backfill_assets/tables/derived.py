@@ -472,8 +472,8 @@ def _staged_source(name: str, reads: list[Reads]) -> Source:
     """The source whose staging, of the same day, is the only input with days."""
     if len(reads) == 1:
         read, table = reads[0], reads[0].table
-        is_staged = isinstance(table, SourceTable) and table.role is Role.STAGED
-        if is_staged and read.reach == SAME_DAY and not read.parts:
+        is_same = read.reach == SAME_DAY and not read.parts
+        if isinstance(table, SourceTable) and table.role is Role.STAGED and is_same:
             return table.source
     names = ", ".join(read.table.name for read in reads)
     raise DeclarationError(
