@@ -188,6 +188,8 @@ _PART = "backfill_assets.part"
 def _choose_part(ctx: click.Context, param: click.Parameter, part: str) -> None:
     if part and (other := ctx.meta.setdefault(_PART, part)) != part:
         raise click.BadParameter(f"part {part}, and part {other}: give one", ctx, param)
+    if part and not any(name.endswith(f"{partitions.PART_MARK}{part}") for name in _table_names()):
+        raise click.BadParameter(f"no table has a part {part}", ctx, param)
 
 
 def split_part(ctx: click.Context, param: click.Parameter, value: str) -> str:
