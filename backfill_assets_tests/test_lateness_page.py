@@ -23,6 +23,7 @@ from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import replace_file
+from backfill_assets_guide.examples import regions
 from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.paths import PROJECT
@@ -131,6 +132,20 @@ def test_the_links_lead_to_the_ui():
             "late_orders",
             "raw_orders_rejected",
             "lateness_dashboard",
+        )
+    }
+
+
+def test_the_page_of_a_part_leads_to_the_asset_of_all_parts():
+    settings, source = load_settings(window_days=7), regions.ORDERS.parts["eu"]
+    rows = lateness_table(3, region="eu")
+    reader = Reader(lateness_page.render_page(rows, source, Deployment(settings), 2, UI))
+    assert "How late do the lines of orders/eu arrive?" in reader.text
+    assert {value for _, name, value in reader.attributes if name == "href"} == {
+        f"{UI}/assets/{path}"
+        for path in (
+            *("orders_lateness", "orders_lateness?view=partitions", "late_orders"),
+            *("raw_orders_rejected", "orders_lateness_dashboard_eu"),
         )
     }
 

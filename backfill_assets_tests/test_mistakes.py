@@ -277,7 +277,7 @@ MISTAKES = {
     "two partitions": (
         PARTITION,
         'partition=["run_date"]',
-        r"partition is \['run_date'\]: give the name of one column. A run publishes whole days",
+        r"partition is \['run_date'\]: give the column of the day, or \(\"run_date\", \"region\"\)",
     ),
     "partition is text": (PARTITION, 'partition="meter_id"', "is a string, not a d"),
     "partition is no column": (

@@ -110,7 +110,9 @@ PART_MARK = "/"
 DATE_DIMENSION = "date"
 #: Between the grain and the dimension in the name of a job: `daily_by_region`.
 BY_DIMENSION = "_by_"
-_PART = re.compile(r"(?!\d{4}-\d{2}-\d{2}\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_DIMENSION = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+#: Dagster takes no `...` in a key.
+_PART = re.compile(r"(?!\d{4}-\d{2}-\d{2}\Z)(?!.*\.\.\.)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,9 @@ class Dimension:
         starts: by part that was added later, its first day; no day before that is missing.
 
     Raises:
-        ValueError: the name is no name of a column, or the values are not different names of
-            letters, digits, `_`, `.` and `-`, or a start is not that of a value.
+        ValueError: the name is no name of a column, or the values are not names of letters, digits,
+            `_`, `.` and `-` that differ in more than case and these signs, or a start is not that
+            of a value.
     """
 
     name: str
@@ -136,15 +139,17 @@ class Dimension:
     starts: Mapping[str, date] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name == DATE_DIMENSION:
+        if not _DIMENSION.fullmatch(str(self.name)) or self.name == DATE_DIMENSION:
             raise ValueError(f"Dimension({self.name!r}): give the name of a column, as 'region'")
-        object.__setattr__(self, "values", tuple(self.values))
-        wrong = [v for v in self.values if not isinstance(v, str) or not _PART.fullmatch(v)]
-        if wrong or not self.values or len({*self.values}) < len(self.values):
+        values = () if isinstance(self.values, str) else tuple(self.values)
+        are_names = all(isinstance(value, str) and _PART.fullmatch(value) for value in values)
+        # Folders and assets have their names, and some stores take EU and eu for the same.
+        if not values or not are_names or len({*map(name_of_part, values)}) < len(values):
             raise ValueError(
                 f"Dimension({self.name!r}): give different values of letters, digits, _, . and -, "
-                f"as ['eu', 'us'], not {[*self.values]}"
+                f"as ['eu', 'us'], not {self.values!r}"
             )
+        object.__setattr__(self, "values", values)
         if any(
             part not in self.values or type(day) is not date for part, day in self.starts.items()
         ):
@@ -165,6 +170,11 @@ class Dimension:
         import dagster as dg
 
         return dg.MultiPartitionKey({DATE_DIMENSION: str(day), self.name: part})
+
+
+def name_of_part(part: str) -> str:
+    """A part as the end of a name of Dagster, which takes letters, digits and `_`."""
+    return re.sub(r"\W", "_", part).lower()
 
 
 def split_key(key: str) -> tuple[date, str]:

@@ -262,7 +262,7 @@ _POLL_SECONDS = 2  # seconds
     "backfill 2024-01-10...2024-01-14 --chunk-days 2 --yes",
     "backfill 2024-01-10...2024-01-14 --target v2",
 )
-@click.argument("what", metavar="PLAN|PARTITIONS")
+@click.argument("what", metavar="PLAN|PARTITIONS", is_eager=True, callback=parameters.split_part)
 @backfill_options
 @parameters.target_option
 @click.option("--yes", is_flag=True, help="Rewrite final days without asking.")

@@ -59,9 +59,8 @@ class Partitions(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The window of the days; a part after them, as in `2024-01-05/eu`, is that of --part."""
         settings = load_settings()
-        value, _, part = value.partition(partitions.PART_MARK)
-        if part and ctx:
-            _choose_part(ctx, param, part)
+        if ctx and param:
+            value = split_part(ctx, param, value)
         try:
             days = partitions.parse_calendar_days(value, settings)
         except ValueError as error:
@@ -171,7 +170,8 @@ def merge_selections(ctx: click.Context, param: click.Parameter, values: Any) ->
     With --part, those of the part alone.
     """
     part = ctx.meta.get(_PART, "")
-    if not values and (not part or param.name != "tables"):
+    # With --part alone, the option stands for all tables; not beside tables that are arguments.
+    if not values and (not part or param.name != "tables" or ctx.params.get("more")):
         return ()
     names = [n for n in _table_names() if not values or any(n in names for names in values)]
     if part:
@@ -185,9 +185,20 @@ def merge_selections(ctx: click.Context, param: click.Parameter, values: Any) ->
 _PART = "backfill_assets.part"
 
 
-def _choose_part(ctx: click.Context, _param: click.Parameter | None, part: str) -> None:
-    if part:
-        ctx.meta[_PART] = part
+def _choose_part(ctx: click.Context, param: click.Parameter, part: str) -> None:
+    if part and (other := ctx.meta.setdefault(_PART, part)) != part:
+        raise click.BadParameter(f"part {part}, and part {other}: give one", ctx, param)
+    if part and not any(name.endswith(f"{partitions.PART_MARK}{part}") for name in _table_names()):
+        raise click.BadParameter(f"no table has a part {part}", ctx, param)
+
+
+def split_part(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Days without the part that may follow them; the part is that of --part from then on."""
+    days, _, part = value.partition(partitions.PART_MARK)
+    if part and not any("--part" in other.opts for other in ctx.command.params):
+        raise click.BadParameter(f"{ctx.command.name} takes days without a part", ctx, param)
+    _choose_part(ctx, param, part)
+    return days
 
 
 def chosen_part() -> str:

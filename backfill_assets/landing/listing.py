@@ -332,7 +332,11 @@ def _unknown_parts(source: Source, day: date, names: Iterable[str]) -> list[str]
     if source.dimension is None or source.part != source.dimension.values[0]:
         return []
     known = {f"{source.dimension.name}={value}" for value in source.dimension.values}
-    return [f"{folder_name(day)}/{name}" for name in names if name not in known]
+    return [
+        f"{folder_name(day)}/{name}"
+        for name in names
+        if name not in known and (name == CONTROL_FILE or not _is_hidden(name))
+    ]
 
 
 def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterator[FolderItem]:

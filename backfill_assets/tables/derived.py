@@ -253,14 +253,17 @@ class Derived(Table):
                 f"{self.name}: no input has the dimension {self.part_column}: a table has one of "
                 "its inputs, or none"
             )
-        for parameter, dimension in dimensions.items():
-            read = self.inputs_by_day[parameter]
+        for parameter, read in self.inputs_by_day.items():
+            dimension = dimensions.get(parameter)
             parts = (read.parts or ()) if isinstance(read, Reads) else ()
-            if unknown := {*parts}.difference(dimension.values, ALL):
+            known = () if dimension is None else ALL if parts == ALL else dimension.values
+            if unknown := {*parts}.difference(known):
                 raise DeclarationError(
                     f"{self.name}: {parameter} reads the parts {sorted(unknown)} of "
-                    f"{read.table.name}, which has {[*dimension.values]}"
+                    f"{read.table.name}, which has {[*known] or 'days alone'}"
                 )
+            if dimension is None:
+                continue
             if own and (parts or dimension != own[0]):
                 raise DeclarationError(
                     f"{self.name}: {parameter} has days of another dimension, or parts= although "
@@ -463,7 +466,7 @@ def current_table(of: Derived, *, name: str | None = None, doc: str | None = Non
         forbidden=of.forbidden,
         base=of,
         source=source,
-        **{name: getattr(of, name) for name in OPTION_NAMES},
+        **{name: getattr(of, name) for name in (*OPTION_NAMES, "dimension", "part")},
     )
 
 
@@ -471,12 +474,13 @@ def _staged_source(name: str, reads: list[Reads]) -> Source:
     """The source whose staging, of the same day, is the only input with days."""
     if len(reads) == 1:
         read, table = reads[0], reads[0].table
-        if isinstance(table, SourceTable) and table.role is Role.STAGED and read.reach == SAME_DAY:
+        is_same = read.reach == SAME_DAY and not read.parts
+        if isinstance(table, SourceTable) and table.role is Role.STAGED and is_same:
             return table.source
     names = ", ".join(read.table.name for read in reads)
     raise DeclarationError(
         f"{name}: only a table whose one input with days is the staging of a source, of the same "
-        f"day, can be current; this one is made of {names}"
+        f"day and part, can be current; this one is made of {names}"
     )
 
 
@@ -509,11 +513,9 @@ def corrections_table(
         modules=of.modules,
         decided_by=decided_by(tables),
         inputs=lambda _: dependencies,
-        partition=of.partition,
-        key=of.key,
-        totals=of.totals,
         facts=of,
         current=current,
+        **{n: getattr(of, n) for n in ("partition", "key", "totals", "dimension", "part")},
     )
 
 
@@ -526,7 +528,7 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
     """The model of corrections: the key, and totals without bounds, as they may be negative."""
     facts_columns = source_models.model_columns(facts.model, bounded=False)
     columns = {
-        **{name: facts_columns[name] for name in (facts.partition, *facts.key)},
+        **{name: facts_columns[name] for name in facts.key_columns},
         **{
             name: (
                 facts_columns[name][0],

@@ -18,7 +18,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
-from backfill_assets.calendar.partitions import Dimension
+from backfill_assets.calendar.partitions import Dimension, name_of_part
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
@@ -274,6 +274,8 @@ class Source:
         self._check_lines()
         self._check_files()
         self._check_renames()
+        if self.dimension and not self.part:
+            self._check_dimension(self.dimension.name)
 
     def _declaration_rules(self) -> arguments.Rules:
         """What the arguments of the declaration must be."""
@@ -363,6 +365,20 @@ class Source:
                 problem = "is there twice, in another case: leave one out, as both are found"
             if problem:
                 raise arguments.DeclarationError(f"source {self.name}: rename: {name!r} {problem}")
+
+    def _check_dimension(self, name: str) -> None:
+        """Raise if the column of the part, which all tables have, would be another column."""
+        tables = replace(self, dimension=None).tables
+        if name in self.fields:
+            fits = isinstance(self.types[name], T.StringType) and name not in self.may_be_null
+            advice = "make that field a T.StringType that may not be null, or leave it out"
+        else:
+            fits = name.lower() not in {c.lower() for table in tables for c in table.columns}
+            advice = "a table of this source has such a column: give another name"
+        if not fits:
+            raise arguments.DeclarationError(
+                f"source {self.name}: its dimension is {name}: {advice}"
+            )
 
     def _check_lines(self) -> None:
         """Raise if the lines' model lacks a field of the declaration, or has an impossible one."""
@@ -518,7 +534,7 @@ class Source:
     def page(self) -> str:
         """The name of the asset of the page with the lateness figures."""
         name = self._asset_name(Role.PAGE)
-        return f"{name}_{self.part}" if self.part else name
+        return f"{name}_{name_of_part(self.part)}" if self.part else name
 
     def _asset_name(self, role: Role) -> str:
         return self.named.get(role) or _NAMES[role].format(self.name)
@@ -538,9 +554,7 @@ class Source:
         """The source by part of its dimension; empty without one."""
         if self.dimension is None:
             return {}
-        starts = {
-            part: self.dimension.starts.get(part, self.start) for part in self.dimension.values
-        }
+        starts = dict.fromkeys(self.dimension.values, self.start) | {**self.dimension.starts}
         return {part: replace(self, part=part, start=start) for part, start in starts.items()}
 
     @property

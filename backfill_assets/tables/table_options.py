@@ -347,7 +347,7 @@ _BY_NAME: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
 
 def option_arguments(options: TableOptions) -> Iterator[arguments.Argument]:
     """Yield the options with the types that they must have."""
-    partition = f"the name of one column. {WHOLE_DAYS}"
+    partition = 'the column of the day, or ("run_date", "region") with that of a second dimension'
     yield arguments.Argument("partition", options.partition, arguments.is_text, partition)
     for name, example in (("key", '["customer_id"]'), ("totals", '["amount"]')):
         yield arguments.Argument(

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from backfill_assets import corrections_table, current_table
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets_guide.examples import regions as example
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
 
 REGIONS = ("eu", "us", "apac")
@@ -28,10 +30,15 @@ EVERYTHING = (
 )
 #: Days after the event day on which a line still counts.
 WINDOW = 2
+CURRENT = current_table(example.region_orders)
+CORRECTIONS = corrections_table(example.region_orders, CURRENT)
+KNOWN = [example.ORDERS, example.region_orders, CURRENT, CORRECTIONS]
 
 
-def make_pipeline(engine: Engine, root: Path, **more: Any) -> Pipeline:
-    return Pipeline(engine, root, tables="backfill_assets_guide.examples.regions:TABLES", **more)
+def make_pipeline(
+    engine: Engine, root: Path, tables: str = "backfill_assets_guide.examples.regions:TABLES"
+) -> Pipeline:
+    return Pipeline(engine, root, tables=tables)
 
 
 @pytest.fixture
@@ -216,6 +223,30 @@ def test_a_poisoned_cell_is_held_back_alone_and_a_part_is_undone_alone(regions):
     regions.run(1, 1, ["world_orders"])
     world = {r["run_date"]: r["revenue"] for r in regions.rows("world_orders")}
     assert world == {day(1): Decimal("165.00"), day(2): Decimal("45.00")}
+
+
+def test_what_is_known_now_of_a_part(engine, spark, tmp_path):
+    """A line that is too late for its day corrects the day of its own region, and no other."""
+    pipeline = make_pipeline(engine, tmp_path, f"{__name__}:KNOWN")
+    for region in REGIONS:
+        for n in range(1, 5):
+            land(pipeline, n, region, [line(f"o{n}", n, "10.00")])
+    land(pipeline, 4, "eu", [line("late", 1, "5.00")], "late.jsonl")
+    assets = (*EVERYTHING[:3], "region_orders", CURRENT.name, CORRECTIONS.name)
+    run_regions(pipeline, 1, 4, assets=assets)
+    assert region_totals(pipeline)["eu", day(1)] == (1, Decimal("10.00"))
+    current = {
+        (r["region"], r["run_date"]): (r["orders"], r["revenue"])
+        for r in pipeline.rows(CURRENT.name)
+    }
+    assert current == region_totals(pipeline) | {("eu", day(1)): (2, Decimal("15.00"))}
+    (row,) = pipeline.rows(CORRECTIONS.name)
+    assert row.asDict() == {
+        "run_date": day(1),
+        "region": "eu",
+        "orders": 1,
+        "revenue": Decimal("5.00"),
+    }
 
 
 def file_names(pipeline: Pipeline, table: str, region: str) -> set[str]:

@@ -52,6 +52,7 @@ RUN_ELSEWHERE = {
     ("docs/reconciliation.md", "sql"): "test_diff.py",
     ("docs/runbook.md", "yaml"): "test_cli_backfills.py",
     ("docs/settings.md", "yaml"): "test_component.py",
+    ("docs/regions.md", "python"): "test_parts.py",
     ("docs/your-project.md", "bash"): "system/test_dbt.py",
     ("docs/your-project.md", "python"): "test_host_project.py",
     ("docs/your-project.md", "sql"): "test_host_project.py",
