@@ -553,20 +553,18 @@ def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
 
     for name, table in declared.items():
         for part in table.dimension.values if table.dimension else [""]:
-            if isinstance(table, SourceTable):
-                source = table.source.parts[part] if part else table.source
-                built: Table = next(t for t in source.tables if t.role is table.role)
-            elif isinstance(table, Derived):
+            named = {"name": table_name(name, part), "doc": table.model.__doc__}
+            built: Table = table
+            if isinstance(table, Derived):
                 built = _with_parts(table, part, find)
+            elif isinstance(table, SourceTable) and part:
+                tables_of_part = table.source.parts[part].tables
+                built = next(t for t in tables_of_part if t.role is table.role)
             elif isinstance(table, Current) and part:
-                of = find(table.base, part)
-                built = current_table(of, name=table_name(name, part), doc=table.model.__doc__)
+                built = current_table(find(table.base, part), **named)
             elif isinstance(table, Corrections) and part:
                 pair = find(table.facts, part), find(table.current, part)
-                doc = table.model.__doc__
-                built = corrections_table(*pair, name=table_name(name, part), doc=doc)
-            else:
-                built = table
+                built = corrections_table(*pair, **named)
             tables[built.name] = built
     return tables
 
