@@ -553,18 +553,17 @@ def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
 
     for name, table in declared.items():
         for part in table.dimension.values if table.dimension else [""]:
-            named = {"name": table_name(name, part), "doc": table.model.__doc__}
-            built: Table = table
+            new_name, doc, built = table_name(name, part), table.model.__doc__, table
             if isinstance(table, Derived):
                 built = _with_parts(table, part, find)
             elif isinstance(table, SourceTable) and part:
                 tables_of_part = table.source.parts[part].tables
                 built = next(t for t in tables_of_part if t.role is table.role)
             elif isinstance(table, Current) and part:
-                built = current_table(find(table.base, part), **named)
+                built = current_table(find(table.base, part), name=new_name, doc=doc)
             elif isinstance(table, Corrections) and part:
                 pair = find(table.facts, part), find(table.current, part)
-                built = corrections_table(*pair, **named)
+                built = corrections_table(*pair, name=new_name, doc=doc)
             tables[built.name] = built
     return tables
 
