@@ -98,8 +98,9 @@ test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest 
 	@for tool in $(TEST_TOOLS); do sed -n "s/^\($$tool==[^ ]*\) .*/\1/p" requirements-dev.lock; done >build/versions/tools.txt
 	@for end in $(ENDS); do \
 		env=build/versions/$$end; \
-		$(UV) pip compile -q --python $(BIN)/python --resolution $$end -o $$env.txt \
-			pyproject.toml build/versions/tools.txt --extra serve --extra lookups --extra openlineage >/dev/null; \
+		$(UV) pip compile -q --upgrade --python $(BIN)/python --resolution $$end -o $$env.txt \
+			-c requirements-build.lock pyproject.toml build/versions/tools.txt \
+			--extra serve --extra lookups --extra openlineage >/dev/null; \
 		$(UV) venv -q --clear --python $(BIN)/python $$env; \
 		$(UV) pip install -q --python $$env/bin/python -r $$env.txt -r requirements-build.lock; \
 		$(UV) pip install -q --python $$env/bin/python --no-deps --no-build-isolation -e .; \
