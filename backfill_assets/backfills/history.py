@@ -13,12 +13,11 @@ from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days_by_table, own_commits, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan, find_runs
 from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, describe_progress
-from backfill_assets.calendar.partitions import days_of_run, format_ranges, parts_of_run
+from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
-from backfill_assets.tables.table import table_name
 
 _PROGRAM = "backfill-assets"
 #: How many runs of a job are read, newest first.
@@ -236,11 +235,10 @@ def _run_command(deployment: Deployment, run: dg.DagsterRun) -> str:
     days, selected = days_of_run(run.tags), run.asset_selection
     if days is None or not selected:
         return ""
-    keys, parts = sorted(selected, key=dg.AssetKey.to_user_string), parts_of_run(run.tags)
-    if len(parts) > 1:
-        return ""
-    if parts:
-        names = [table_name(key.path[-1], *parts) for key in keys]
+    keys = sorted(selected, key=dg.AssetKey.to_user_string)
+    tables = [deployment.tables[name] for name in deployment.tables_of(keys)]
+    if parts := [table.name for table in tables if table.part and table.is_in_run(run.tags)]:
+        names = deployment.graph.join_parts(parts)
         return shlex.join(backfill_plan.select_command("materialize", days, names))
     return shlex.join(backfill_plan.materialize_command(keys, days))
 

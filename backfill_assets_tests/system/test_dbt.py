@@ -53,7 +53,6 @@ class Host:
             "pip install 'backfill-assets[serve,dbt]'": f"echo {below} > "
             '"$(python -c "import sysconfig; print(sysconfig.get_path(\'purelib\'))")/below.pth"\n'
             f"{pip} -r {PROJECT}/requirements-dbt.lock",
-            "END=2024-01-08": "END=2024-01-04",
         }
         text = STEPS
         for step, replacement in own.items():
@@ -77,8 +76,6 @@ class Host:
                 "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
                 "PYTHONPATH": str(PROJECT),
                 "DAGSTER_HOME": str(self.folder),
-                # As in `dagster dev`, which has the models parsed.
-                "DAGSTER_IS_DEV_CLI": "1",
                 "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL),
             },
             cwd=self.folder,

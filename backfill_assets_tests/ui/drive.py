@@ -306,7 +306,7 @@ class Pages:
             WrongError: a reader was not materialized for each day.
         """
         assets = (*HOST_TABLES, *HOST_READERS)
-        backfill = self.launch_backfill(assets, days, "host-project-launch")
+        backfill = self.launch_backfill(assets, days)
         self.watch_backfill(backfill, assets, minutes, "host-project-backfill")
         for asset in HOST_READERS:
             if (count := self.server.count_materialized(asset, backfill)) != len(days):

@@ -1,4 +1,4 @@
-"""Sample visits: the first week of 2024, some lines a day late."""
+"""Sample visits: the first three days of 2024, some lines a day late."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from random import Random
 FIRST = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
-def write_visits(landing: Path, days: int = 7, lines_a_day: int = 100) -> None:
+def write_visits(landing: Path, days: int = 3, lines_a_day: int = 100) -> None:
     """Write the sample, the same lines each time."""
     random = Random(1)
     for day in range(days):

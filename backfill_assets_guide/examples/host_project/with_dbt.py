@@ -10,7 +10,6 @@ from dagster_dbt import DbtCliResource, DbtProject, dbt_assets
 from backfill_assets_guide.examples.host_project import definitions
 
 PROJECT = DbtProject(Path(__file__).parent / "dbt")
-PROJECT.prepare_if_dev()
 
 
 @dbt_assets(
