@@ -232,7 +232,7 @@ def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     shapes.take("undo", "undo", "aecrkdop")
     extent = UndoScope({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
     plan = Mock(scopes={FACT.name: extent}, problems=["a problem"])
-    monkeypatch.setattr(undo, "plan_undo", lambda *_: plan)
+    monkeypatch.setattr(undo, "plan_undo", lambda *_, **__: plan)
     shapes.take("undo [--plan]", "undo", "aecrkdop", "--plan")
 
 

@@ -106,10 +106,10 @@ def describe_name(name: str) -> Iterator[str]:
 
 
 def constant_text(value: Any) -> str:
-    """The name of a table, or what a reach is."""
+    """The name of a table, what a reach is, or a text."""
     if isinstance(value, Reach):
         return ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value))
-    return f"{value.name}"
+    return value if isinstance(value, str) else f"{value.name}"
 
 
 def member_lines(cls: type) -> Iterator[str]:

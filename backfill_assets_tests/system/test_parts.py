@@ -241,7 +241,7 @@ def test_what_is_known_now_of_a_part(engine, spark, tmp_path):
     }
     assert current == region_totals(pipeline) | {("eu", day(1)): (2, Decimal("15.00"))}
     (row,) = pipeline.rows(CORRECTIONS.name)
-    assert row.asDict() == {
+    assert row == {
         "run_date": day(1),
         "region": "eu",
         "orders": 1,
