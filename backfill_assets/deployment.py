@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from backfill_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import dagster as dg
     from pyspark.sql import SparkSession
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.late_data import Policy
     from backfill_assets.tables.code_version import Code
     from backfill_assets.tables.graph import Graph
+    from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import Table
     from backfill_assets.tables.unpartitioned import Lookup
 
@@ -92,8 +94,6 @@ class Deployment:
     @cached_property
     def config_digests(self) -> dict[str, str]:
         """By table, a digest of all settings that decide its rows."""
-        from backfill_assets.tables.graph import config_digests
-
         return config_digests(self.settings, self.graph)
 
     @cached_property
@@ -134,7 +134,8 @@ class Deployment:
         """The job of a run without the prefix; empty if it is no job of the deployment."""
         from backfill_assets.calendar.partitions import Grain
 
-        jobs = (*_JOBS, *(grain.job_name for grain in Grain))
+        jobs = {*_JOBS, *(grain.job_name for grain in Grain)}
+        jobs |= {table.job_name for table in self.tables.values()}
         return next((job for job in jobs if run.job_name == self.automation_name(job)), "")
 
     def owns_run(self, run: dg.DagsterRun) -> bool:
@@ -166,3 +167,39 @@ class Deployment:
         if external := self.graph.external.get(name):
             return external.place(self.settings.warehouse)
         return self.settings.table(asset_name(name))
+
+
+def config_digests(settings: Settings, graph: Graph) -> dict[str, str]:
+    """By table, a digest of all settings that decide its rows.
+
+    Settings that a source overrides count with the value of the source.
+    """
+    digests = {}
+    for name, table in graph.tables.items():
+        sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]
+        source_digests = [
+            settings.digest_of(
+                *_deciding_settings(settings, table, source), local_zone=source.timezone
+            )
+            for source in sources
+        ]
+        digests[name] = _combined_digest(source_digests or [settings.digest_of(table.decided_by)])
+    return digests
+
+
+def _deciding_settings(
+    settings: Settings, table: Table, source: Source
+) -> tuple[Sequence[str], Mapping[str, Any]]:
+    """The settings that decide the rows from one source: names, and overridden values."""
+    if not source.arrives_after or "window_days" not in table.decided_by:
+        return table.decided_by, source.overrides
+    policy = source.policy(settings)
+    values = {"window_days": policy.window_days, "arrives_after": policy.arrives_after}
+    return [*table.decided_by, "arrives_after"], {**source.overrides, **values}
+
+
+def _combined_digest(digests: Collection[str]) -> str:
+    """The common digest if all are equal, otherwise a digest of all."""
+    if len(same := {*digests}) == 1:
+        return same.pop()
+    return hashlib.sha256(",".join(digests).encode()).hexdigest()[:16]

@@ -240,11 +240,11 @@ def _derived_computation(deployment: Deployment, table: Derived) -> ComputeDays:
             **inputs.unpartitioned_rows(table.unpartitioned, spark),
             **published_days(table, sources, days, spark),
         }
-        answers = ServiceAnswers()
+        arguments, answers = _join_parts({**frames, **others}), ServiceAnswers()
         if inputs.services:
-            answers = inputs.services.ask_services(table.answers, {**frames, **others}, cache, days)
+            answers = inputs.services.ask_services(table.answers, arguments, cache, days)
         with explain_function_errors(table, days):
-            frame = table.transform(**_join_parts({**frames, **others}), **answers.frames)
+            frame = table.transform(**arguments, **answers.frames)
         if not isinstance(frame, DataFrame):
             raise dg.Failure(
                 f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no "

@@ -24,6 +24,7 @@ from backfill_assets.calendar.partitions import (
     to_ranges,
     to_windows,
 )
+from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
@@ -39,9 +40,11 @@ from backfill_assets.publish.compute import (
     is_failure_of_rows,
     refuse_dependent_days,
 )
+from backfill_assets.publish.publication import CommitRaceError
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.spark.frames import Cache, Share, cache_frames
+from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, ExternalTable, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -130,7 +133,8 @@ def _partition_mapping(dependency: Dependency, table: Table) -> dg.PartitionMapp
     """Return the partition mapping of an input, in both dimensions if there are two."""
     days = (dependency.launched or dependency.reach).partition_mapping
     dimension = dependency.source.dimension
-    if dimension is None or (days is None and table.dimension):
+    is_same = days is None and table.dimension and table.grain is dependency.source.grain
+    if dimension is None or is_same:
         return days
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -263,9 +267,25 @@ def yield_outputs(
 def _join_candidates(
     requests: Iterable[tuple[Callable[[RunRequest], Iterator[Candidate]], RunRequest]],
 ) -> Iterator[Candidate]:
-    """Yield the candidates of requests; what is thrown into it reaches the one that computes."""
+    """Yield the candidates of requests; what is thrown into it reaches the one that computes.
+
+    Raises:
+        Exception: the first failure of a request, after the candidates of the others: a part that
+            cannot be computed or published holds back no other one. If another run was first, or
+            the engine is lost, the step begins again at once.
+    """
+    failure: Exception | None = None
     for compute, request in requests:
-        yield from compute(request)
+        try:
+            yield from compute(request)
+        except (CommitRaceError, EngineError):
+            raise
+        except Exception as error:
+            if is_engine_lost(error):
+                raise
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:

@@ -26,6 +26,7 @@ from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import asset_name
 from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, requests_figure
 
 #: Outcomes in which a day is or may be computed.
@@ -118,7 +119,9 @@ def _count_days(run: dg.DagsterRun, deployment: Deployment) -> int:
     # Dagster runs tables of one grain together; a run of a whole job names none.
     job_grain = None if names else Grain.of_job(deployment.job_of_run(run))
     grain = job_grain or next((tables[name].grain for name in names), Grain.DAILY)
-    return sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
+    days = sum(len(grain.days_of(first)) for first in grain.partitions_of(partitions))
+    parts = {tables[name].part for name in names if tables[name].is_in_run(run.tags)}
+    return days * max(1, len(parts))
 
 
 def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
@@ -233,7 +236,9 @@ def _estimate_table_calls(
     answers; None if no day has recorded requests.
     """
     ledger, lookup = ledgers[table.name], answers.lookup
-    request_inputs = [table.reads[name] for name in answers.parameters if name in table.reads]
+    # The parameter of an input of several parts is there once for each.
+    parameters = {*answers.parameters}
+    request_inputs = [reads for n, reads in table.reads.items() if asset_name(n) in parameters]
 
     # Each walks all commits of its input, so it is made once and not for every day.
     deciding_days = {

@@ -175,11 +175,14 @@ def _days_of_run(
     deployment: Deployment, run: dg.DagsterRun, ledgers: Ledgers
 ) -> Iterator[tuple[str, date]]:
     """The days of tables that a run was asked for; of a whole job, those of its grain."""
-    window, job_grain = days_of_run(run.tags), Grain.of_job(deployment.job_of_run(run))
+    window, job = days_of_run(run.tags), deployment.job_of_run(run)
+    is_whole_job = Grain.of_job(job) is not None
     selected = {*deployment.tables_of(run.asset_selection or ())}
     for name, ledger in ledgers.items() if window else ():
         table = ledger.table
-        is_asked = name in selected if run.asset_selection else job_grain in (None, table.grain)
+        is_asked = not is_whole_job or job == table.job_name
+        if run.asset_selection:
+            is_asked = name in selected
         for day in table.grain.partitions_of(window or ()) if is_asked else ():
             if table.is_in_run(run.tags):
                 yield name, day

@@ -224,10 +224,9 @@ def _partition_runs(
 ) -> Iterator[tuple[list[date], list[str]]]:
     """Partitions of runs with the tables of their grain and part: those of a run have one only."""
     tables = deployment.tables
-    kinds = {(tables[name].grain, tables[name].part): tables[name] for name in names}
-    for cadence, part in sorted(kinds, key=lambda kind: [*Grain].index(kind[0])):
-        same = (kinds[cadence, part].job_name, part)
-        names_of_grain = [n for n in names if (tables[n].job_name, tables[n].part) == same]
+    kinds = dict.fromkeys((t.grain, t.job_name, t.part) for t in map(tables.__getitem__, names))
+    for cadence, *same in sorted(kinds, key=lambda kind: [*Grain].index(kind[0])):
+        names_of_grain = [n for n in names if [tables[n].job_name, tables[n].part] == same]
         known = cadence.partitions_def(deployment.settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
         for run in cadence.split_into_runs(partitions, deployment.settings.partitions_per_run):

@@ -167,6 +167,7 @@ def run_maintenance(
     consistent_versions: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
         consistent_versions = versions_that_belong_together(deployment.settings.warehouse)
+    changed_urls = set[str]()
     for name, table in tables.items():
         url = deployment.table_url(name)
         log = load_log(url) if name in names or not names else None
@@ -181,7 +182,13 @@ def run_maintenance(
             # A target may use files that no version of the table uses (any more).
             is_retired = commits.can_delete_rows(table, deployment.settings.undo_days, today)
             age = ANY_AGE if is_retired else max(deployment.settings.undo_days - 1, 0)
-            retaining_targets = targets_older_than(deployment, name, age)
+            parts = deployment.graph.assets[table.asset_name]
+            chosen_parts = [part for part in parts if part.name in names or not names]
+            retaining_targets = [
+                target
+                for part in parts
+                for target in targets_older_than(deployment, part.name, age)
+            ]
             maintenance = _TableMaintenance(
                 spark,
                 url,
@@ -191,8 +198,12 @@ def run_maintenance(
                 is_retired,
                 retaining_targets,
                 consistent_versions.get(table.asset_name),
+                # The parts of a table have one folder: once all are compacted, it is vacuumed.
+                vacuums=table is chosen_parts[-1] and url not in changed_urls,
             )
             yield maintenance.run(log)
+            if maintenance.has_changed_properties:
+                changed_urls.add(url)
 
 
 @dataclass
@@ -205,6 +216,8 @@ class _TableMaintenance:
     is_retired: bool
     retaining_targets: list[str] = field(default_factory=list)
     consistent_version: int | None = None
+    vacuums: bool = True
+    has_changed_properties: bool = False
     compacted: list[date] = field(default_factory=list)
     removed: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -243,9 +256,9 @@ class _TableMaintenance:
         )
 
     def _compact_and_vacuum(self, before: TableFiles, log: DeltaTable) -> None:
-        changed = self._set_properties(log.metadata().configuration)
+        self.has_changed_properties = self._set_properties(log.metadata().configuration)
         self._compact_days(before)
-        if not changed and not self.problems:
+        if self.vacuums and not self.has_changed_properties and not self.problems:
             self._vacuum_files()
 
     def _retire_table(self) -> None:

@@ -497,7 +497,9 @@ def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.Sch
         yield from (_run_request(monitor, request, kind, today) for request in own)
         if requests and not own:
             # A schedule has one job.
-            yield dg.SkipReason("tables by week or month are left to the sensor touched_days")
+            yield dg.SkipReason(
+                "tables of other jobs are left to the sensor touched_days, or to their schedule"
+            )
         elif not requests:
             yield dg.SkipReason(
                 f"as of {today} all that has landed is loaded, and all is built that can be"

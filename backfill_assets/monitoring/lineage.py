@@ -102,6 +102,8 @@ def _input_versions(
     """The inputs of a table by location, each with its version if it is recorded."""
     deployment = publisher.deployment
     tables, warehouse = deployment.graph.all_tables, deployment.settings.warehouse
+    # Parts of a table are at one location: the latest version has all that was read.
+    versions = dict(sorted(versions.items(), key=lambda item: item[1]))
     inputs: dict[str, int | None] = {
         publisher.url(tables[name]) if name in tables else f"{warehouse}/{name}": version
         for name, version in versions.items()

@@ -543,7 +543,7 @@ def tables_in_progress(
     }
     for launch in active_launches(instance) if daemon else ():
         keys = launch.asset_selection
-        if keys is None or deployment.tables.keys() & deployment.asset_names(keys):
+        if keys is None or deployment.tables_of(keys):
             # All tables wait: until the backfill ends, its next run may change their inputs again.
             waiting_tables[launch.backfill_id] = frozenset(deployment.tables)
     return waiting_tables

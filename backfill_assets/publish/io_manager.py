@@ -24,6 +24,7 @@ from backfill_assets.audit.checks import (
     failure_text,
     latest_materializations,
 )
+from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     Grain,
@@ -34,6 +35,7 @@ from backfill_assets.calendar.partitions import (
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.catalog import register_table
+from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_wait
 from backfill_assets.publish import publisher
@@ -45,7 +47,7 @@ from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import Dependency, Table
+from backfill_assets.tables.table import Dependency, SchemaError, Table
 
 #: Ordinary assets are not in the graph of a deployment: each has its own inputs, on the same day.
 _NO_GRAPH = Graph({}, Policy(date.min, None, 0, 0, corrects=False, only_touched=False))
@@ -199,17 +201,17 @@ class DeltaIOManager(publisher.Publisher):
         """Deliver each candidate, and yield it with its results.
 
         A failure is raised where the asset has yielded the candidate: it may hand over fewer days
-        instead.
+        instead, or those of another part first.
 
         Raises:
-            dagster.Failure: the days cannot be published.
+            dagster.Failure: the days cannot be published; other errors as `handle_output`.
         """
         candidate = next(candidates, None)
         while candidate:
-            failure = None
+            failure: Exception | None = None
             try:
                 results = self.destination.deliver(self, candidate)
-            except dg.Failure as error:
+            except (dg.Failure, RefusedError, SchemaError, PublishError) as error:
                 failure = error
             if failure is None:
                 yield candidate, results
@@ -464,6 +466,12 @@ class DataFrameIOManager(DeltaIOManager):
         """
         name = key.path[-1]
         if (table := self.deployment.tables.get(name) or self._asset_tables.get(name)) is None:
+            if parts := self.deployment.graph.assets.get(name):
+                raise dg.Failure(
+                    f"{name} has parts, as {parts[0].name}: a table of `@table` reads them, an "
+                    "ordinary asset cannot. Nothing was written.",
+                    allow_retries=False,
+                )
             raise dg.Failure(
                 f"{name}: the IO manager does not know this asset. Nothing was written. Name it "
                 f"where the IO manager is made: delta_io_manager(settings, [{name}, ...])",

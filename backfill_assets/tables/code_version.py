@@ -34,7 +34,7 @@ from backfill_assets.tables.columns import (
 from backfill_assets.tables.project_source import DeadEndError, Project, distributions
 from backfill_assets.tables.reached_code import ReachedCode, reach, text_digest
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, asset_name
 from backfill_assets.tables.table_options import DRIFT
 from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
 
@@ -280,7 +280,8 @@ def _declaration_fields(value: Table | Source) -> dict[str, Any]:
         elif name == "lines":
             fields |= {f"lines {n}": v for n, v in _model_fields(part).items()}
         elif name in ("reads", "unpartitioned", "published", "answers"):
-            fields |= {f"{name} {parameter}": read for parameter, read in part.items()}
+            # An input of several parts is one: which parts a day has is in its input digest.
+            fields |= {f"{name} {asset_name(parameter)}": read for parameter, read in part.items()}
         elif name == "source":
             settings = getattr(value, "decided_by", ())
             late_data = {name for name, setting in _LATE_DATA.items() if setting not in settings}
@@ -306,7 +307,7 @@ def _other_than_default(value: Any) -> dict[str, Any]:
 
 def _input_name(value: object) -> object:
     """The name of an input: its code is not that of the table which reads it."""
-    return f"table {value.name}" if isinstance(value, Table) else value
+    return f"table {value.asset_name}" if isinstance(value, Table) else value
 
 
 def _model_fields(model: type[pa.DataFrameModel]) -> dict[str, Any]:

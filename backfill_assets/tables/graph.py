@@ -4,7 +4,6 @@ Input digests, stale days, plans, undo, incidents and the partition mappings of 
 follow from this graph.
 """
 
-import hashlib
 import importlib
 import inspect
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
@@ -385,17 +384,34 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
                 raise _settings_error(
                     tables_path, f"{name} reads {reference.name} whole, which has days: use Reads"
                 )
-        if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
-            source = table.source
-            raise _settings_error(
-                tables_path,
-                f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
-            )
+        _check_starts(tables_path, policy, table)
         tables[name] = table
         if isinstance(table, Derived):
             _check_versions(tables_path, tables, table)
     collect_lookups(tables, tables_path)
+    _check_dimensions(tables_path, tables.values())
     return Graph(expand_parts(tables), policy)
+
+
+def _check_starts(place: str, policy: Policy, table: Table) -> None:
+    """Refuse a source, or a part of one, that begins before the calendar."""
+    sources = [table.source] if isinstance(table, SourceTable) else []
+    for source in [*sources, *(part for s in sources for part in s.parts.values())]:
+        if source.under(policy).start < policy.start:
+            name, start = source.full_name, f"{PREFIX}START ({policy.start})"
+            raise _settings_error(place, f"{name} starts on {source.start}, before {start}")
+
+
+def _check_dimensions(place: str, tables: Iterable[Table]) -> None:
+    """Refuse two dimensions of one name: their tables are in one job, which has one definition."""
+    values: dict[str, Sequence[str]] = {}
+    for dimension in filter(None, (table.dimension for table in tables)):
+        if values.setdefault(dimension.name, dimension.values) != dimension.values:
+            raise _settings_error(
+                place,
+                f"two dimensions are named {dimension.name} and have other values: give both the "
+                "same values, or one another name",
+            )
 
 
 def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tuple[str, ...]:
@@ -553,39 +569,3 @@ def _settings_error(place: str, reason: str) -> SettingsError:
         return SettingsError(f"bad {DECLARED}: {reason}")
     name = f"{PREFIX}TABLES"
     return SettingsError(f"bad settings: {name}={place!r}{origin_note(name)}: {reason}")
-
-
-def config_digests(settings: Settings, graph: Graph) -> dict[str, str]:
-    """By table, a digest of all settings that decide its rows.
-
-    Settings that a source overrides count with the value of the source.
-    """
-    digests = {}
-    for name, table in graph.tables.items():
-        sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]
-        source_digests = [
-            settings.digest_of(
-                *_deciding_settings(settings, table, source), local_zone=source.timezone
-            )
-            for source in sources
-        ]
-        digests[name] = _combined_digest(source_digests or [settings.digest_of(table.decided_by)])
-    return digests
-
-
-def _deciding_settings(
-    settings: Settings, table: Table, source: Source
-) -> tuple[Sequence[str], Mapping[str, Any]]:
-    """The settings that decide the rows from one source: names, and overridden values."""
-    if not source.arrives_after or "window_days" not in table.decided_by:
-        return table.decided_by, source.overrides
-    policy = source.policy(settings)
-    values = {"window_days": policy.window_days, "arrives_after": policy.arrives_after}
-    return [*table.decided_by, "arrives_after"], {**source.overrides, **values}
-
-
-def _combined_digest(digests: Collection[str]) -> str:
-    """The common digest if all are equal, otherwise a digest of all."""
-    if len(same := {*digests}) == 1:
-        return same.pop()
-    return hashlib.sha256(",".join(digests).encode()).hexdigest()[:16]
