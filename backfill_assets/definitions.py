@@ -368,11 +368,9 @@ def write_declarations(folder: Path) -> dict[str, Any]:
         What `write_scaffold` returns.
 
     Raises:
-        ValueError: `folder` is in no package, or its name cannot be imported.
+        ValueError: `folder` is in no package, or a name in its path cannot be imported.
     """
     path = folder.resolve()
-    if not path.name.isidentifier() or iskeyword(path.name):
-        raise ValueError(f"{path.name} cannot name a Python package: use letters")
     # Between the package and the new folder may be others, without an `__init__.py`.
     packages = [parent for parent in path.parents if (parent / "__init__.py").exists()]
     if not packages:
@@ -380,7 +378,10 @@ def write_declarations(folder: Path) -> dict[str, Any]:
     root = packages[0]
     while root.parent in packages:
         root = root.parent
-    name = ".".join(path.relative_to(root.parent).parts)
+    names = path.relative_to(root.parent).parts
+    if wrong := [name for name in names if not name.isidentifier() or iskeyword(name)]:
+        raise ValueError(f"{wrong[0]} cannot name a Python package: use letters")
+    name = ".".join(names)
     values = write_scaffold(folder, DECLARATION_FILES, name=name)
     (folder / "__init__.py").write_text('"""Tables by backfill-assets."""\n')
     return values

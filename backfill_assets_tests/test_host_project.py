@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,10 +53,11 @@ def repository() -> dg.RepositoryDefinition:
 def test_the_page_shows_the_example():
     """Each block is the end of a file of the project, or of its sources."""
     folder = Path(host_project.__file__).parent
+    definitions, _, _, models, plugin = code_blocks("docs/your-project.md", "python")
     blocks = {
-        "definitions.py": code_blocks("docs/your-project.md", "python")[0],
-        "with_dbt.py": code_blocks("docs/your-project.md", "python")[2],
-        "dbt_plugin.py": code_blocks("docs/your-project.md", "python")[3],
+        "definitions.py": definitions,
+        "with_dbt.py": models,
+        "dbt_plugin.py": plugin,
         "dbt/models/clicks_per_user.sql": code_blocks("docs/your-project.md", "sql")[0],
     }
     for name, block in blocks.items():
@@ -167,7 +169,7 @@ def two_deployments() -> list[Deployment]:
 
 def build_two() -> dg.Definitions:
     """The definitions of both, as the page shows them."""
-    _, block = code_blocks("docs/your-project.md", "python")
+    block = code_blocks("docs/your-project.md", "python")[1]
     names = {"dg": dg, "build_defs": build_defs, "TABLES": [VISITS, active_users_7d]}
     definitions = eval(block, names)
     assert isinstance(definitions, dg.Definitions)
@@ -406,7 +408,12 @@ def test_code_locations_that_share_a_sensor_share_its_plans():
 
 def test_projects_that_share_a_warehouse_keep_each_others_versions(tmp_path):
     """Of the tables of one project, and then of another."""
-    ours, theirs = ({name: Mock(version=n)} for n, name in enumerate(("ours", "theirs")))
+    ours, theirs = (
+        {name: Mock(version=n, table=Mock(asset_name=name))}
+        for n, name in enumerate(("ours", "theirs"))
+    )
+    for name in ("ours", "theirs"):
+        (tmp_path / name / "_delta_log").mkdir(parents=True)
     assert save_versions(str(tmp_path), ours)
     assert save_versions(str(tmp_path), theirs)
     assert versions_that_belong_together(str(tmp_path)) == {"ours": 0, "theirs": 1}
@@ -414,6 +421,9 @@ def test_projects_that_share_a_warehouse_keep_each_others_versions(tmp_path):
     ours["ours"].version = 7
     assert save_versions(str(tmp_path), ours)
     assert versions_that_belong_together(str(tmp_path)) == {"ours": 7, "theirs": 1}
+    shutil.rmtree(tmp_path / "theirs")  # dropped: a reader of all names would not open it
+    assert save_versions(str(tmp_path), ours)
+    assert versions_that_belong_together(str(tmp_path)) == {"ours": 7}
 
 
 def test_a_target_of_another_project_in_the_warehouse_is_theirs(tmp_path, monkeypatch):

@@ -174,7 +174,7 @@ def test_a_past_run_counts_all_days_of_its_partitions(grain, first, last, expect
     records = [Mock(dagster_run=run, start_time=1.0, end_time=5.0)]
     instance = Mock(get_run_records=lambda *_, **__: records)
     deployment = Deployment(load_settings())
-    table = Mock(grain=grain)
+    table = Mock(grain=grain, job_name=grain.name.lower())
     table.name = "totals"
     deployment.__dict__["graph"] = Mock(tables={"totals": table}, assets={"totals": [table]})
     assert past_runs(instance, deployment) == [(expected, 4.0)]

@@ -121,13 +121,8 @@ def launch_plan(
         ValueError: one of its tables has been retired since.
     """
     stages.refuse_without_daemons(instance)
+    state_store.refuse_of_others(deployment, instance, id_)
     backfill_state = state_store.load(instance, id_)
-    if not state_store.own_ids(deployment, instance, [id_]):
-        raise BackfillRefusedError(
-            f"backfill {id_} is not launched: it was planned under the key prefix "
-            f"{backfill_state.key_prefix!r}, and this deployment has "
-            f"{deployment.settings.key_prefix or ''!r}. Launch it there, or make a new plan."
-        )
     refuse_invalid_request(deployment, backfill_state.plan.parameters)
     if backfill_state.stage and not backfill_state.complete:
         stage, _ = backfill_state.plan.stages[backfill_state.stage]

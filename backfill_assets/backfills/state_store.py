@@ -80,7 +80,7 @@ def save(instance: dg.DagsterInstance, state: BackfillState) -> None:
 
 
 def list_ids(instance: dg.DagsterInstance) -> list[str]:
-    """The ids of all stored plans, oldest first."""
+    """The ids of all stored plans of the instance, oldest first."""
     return list(instance.get_dynamic_partitions(_PLAN_IDS))
 
 
@@ -88,8 +88,28 @@ def own_ids(deployment: Deployment, instance: dg.DagsterInstance, ids: Iterable[
     """Those of the stored plans that the deployment made; others on the instance have theirs."""
     keys = {_PLAN_KEY.format(id_): id_ for id_ in ids}
     texts = _cursor_storage(instance).get_cursor_values({*keys})
-    prefix = deployment.settings.key_prefix or ""
+    prefix = _prefix(deployment)
     return [id_ for key, id_ in keys.items() if _key_prefix_of(texts.get(key, "")) == prefix]
+
+
+def refuse_of_others(deployment: Deployment, instance: dg.DagsterInstance, id_: str) -> None:
+    """Refuse a stored plan that another deployment on the instance has made.
+
+    Raises:
+        BackfillRefusedError: it names both key prefixes.
+    """
+    if id_ in list_ids(instance) and not own_ids(deployment, instance, [id_]):
+        text = _cursor_storage(instance).get_cursor_values({_PLAN_KEY.format(id_)})
+        planned_under, prefix = map(repr, (_key_prefix_of(*text.values()), _prefix(deployment)))
+        raise BackfillRefusedError(
+            f"backfill {id_} is of another deployment: it was planned under the key prefix "
+            f"{planned_under}, and this one has {prefix}. Give the command the settings of that "
+            "one, or make a new plan here."
+        )
+
+
+def _prefix(deployment: Deployment) -> str:
+    return deployment.settings.key_prefix or ""
 
 
 def _key_prefix_of(text: str) -> str:

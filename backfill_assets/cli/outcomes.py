@@ -129,7 +129,8 @@ def _plan_undo(
     except ValueError as error:
         problems.append(str(error))
     tables: dict[str, dict[str, list[str]]] = {}
-    for name, scope in plan.scopes.items():
+    for name in deployment.tables:
+        scope = plan.scopes[name]
         days_by_outcome: dict[str, Iterable[date]] = {
             "put back": scope.changes,
             "recorded anew": scope.unchanged,
@@ -171,6 +172,7 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
 
     Raises:
         click.UsageError: naming the most similar names.
+        BackfillRefusedError: it is a plan of another deployment on the instance.
     """
     from backfill_assets.backfills import state_store
     from backfill_assets.backfills.changes import own_commits
@@ -179,6 +181,7 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
 
     ledgers = read_ledgers(deployment)
     plan = name.partition("-")[0]
+    state_store.refuse_of_others(deployment, dagster, plan)
     # A run without a commit that Dagster knows can be reconciled as well.
     if (
         own_commits(ledgers, name)
@@ -189,7 +192,8 @@ def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: st
         or plan in targets.list_targets(deployment)
     ):
         return
-    known_names = [*dict.fromkeys([*_backfill_names(ledgers), *state_store.list_ids(dagster)])]
+    own_ids = state_store.own_ids(deployment, dagster, state_store.list_ids(dagster))
+    known_names = [*dict.fromkeys([*_backfill_names(ledgers), *own_ids])]
     raise click.UsageError(parameters.unknown_name_message("backfill or run", name, known_names))
 
 

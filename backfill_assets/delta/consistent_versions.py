@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+import pyarrow.fs as pafs
+
 from backfill_assets.spark.filesystems import open_store, replace_file
 
 if TYPE_CHECKING:
@@ -42,13 +44,19 @@ def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     """Save the current versions as belonging together; return whether they changed.
 
     No table may have an open day that is behind its inputs. Tables of other projects in the same
-    warehouse keep their versions.
+    warehouse keep their versions, while they are there.
     """
+    filesystem, path = open_store(warehouse)
     saved: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
         saved = versions_that_belong_together(warehouse)
     own_names = {ledger.table.asset_name for ledger in ledgers.values()}
-    current = {name: version for name, version in saved.items() if name not in own_names} | {
+    logs = {name: f"{path}/{name}/_delta_log" for name in saved if name not in own_names}
+    infos = filesystem.get_file_info([*logs.values()])
+    others = [
+        name for name, info in zip(logs, infos, strict=True) if info.type != pafs.FileType.NotFound
+    ]
+    current = {name: saved[name] for name in others} | {
         ledger.table.asset_name: ledger.version
         for ledger in ledgers.values()
         if ledger.version is not None

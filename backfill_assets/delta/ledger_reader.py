@@ -238,8 +238,14 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
             changed_columns |= dict.fromkeys(new, summary.version)
             columns = set(summary.columns)
         if summary.record:
+            record = to_record(summary, summary.record)
             if summary.record.part == table.part:
-                records.append(to_record(summary, summary.record))
+                records.append(record)
+            elif is_external:  # its parts are of one day
+                changed = frozenset(record.days) | record.revoked_days
+                external.append(
+                    ExternalCommit(summary.version, summary.operation, changed, record.at)
+                )
             continue
         pairs = [text.partition(PART_MARK) for text in summary.days]
         days = frozenset(date.fromisoformat(day) for day, _, part in pairs if part == table.part)

@@ -139,7 +139,12 @@ def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | No
     """
     table, metadata = ledger.table, ledger.metadata
     if metadata is not None and isinstance(table, ExternalTable):
-        _raise_if_unreadable(table, metadata, url)
+        if messages := unreadable_reasons(table, metadata):
+            raise SchemaError(
+                f"{table.name}: the table at {url}, which others write, is not as it is declared: "
+                f"{'; '.join(messages)}. Nothing was written. Have the table mended, or change "
+                f"external_table({table.name!r}, ...); then launch these days again."
+            )
         return
     if metadata is None or not (messages := schema_differences(table, metadata)):
         return
@@ -150,8 +155,8 @@ def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | No
     )
 
 
-def _raise_if_unreadable(table: ExternalTable, metadata: TableMetadata, url: str) -> None:
-    """Raise if a table that others write has not the days and columns that are read of it."""
+def unreadable_reasons(table: ExternalTable, metadata: TableMetadata) -> list[str]:
+    """Why a table that others write has not the days and columns that are read of it."""
     stored = {column.name: column.dataType for column in metadata.struct}
     messages = []
     if table.partition not in metadata.partitioned_by:
@@ -169,12 +174,7 @@ def _raise_if_unreadable(table: ExternalTable, metadata: TableMetadata, url: str
             messages.append(
                 f"column {column.name} is {stored_kind.simpleString()}, not {kind.simpleString()}"
             )
-    if messages:
-        raise SchemaError(
-            f"{table.name}: the table at {url}, which others write, is not as it is declared: "
-            f"{'; '.join(messages)}. Nothing was written. Have the table mended, or change "
-            f"external_table({table.name!r}, ...); then launch these days again."
-        )
+    return messages
 
 
 def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | None) -> str:

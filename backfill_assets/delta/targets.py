@@ -174,7 +174,7 @@ class Target(BaseModel, frozen=True):
         return {
             name: self.table_ledger(deployment, name)
             if pinned or name in self.tables
-            else read_ledger(deployment.table_url(name), table)
+            else read_ledger(deployment.table_url(name), table, deployment.settings.warehouse)
             for name, table in tables.items()
         }
 

@@ -16,8 +16,9 @@ from backfill_assets.delta.catalog import misplaced
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, own_ledgers
 from backfill_assets.delta.read_check import check_read
+from backfill_assets.delta.table_schema import unreadable_reasons
 from backfill_assets.deployment import Deployment
 from backfill_assets.doctor.checks import Check, CheckResult, note, ok, wrong
 from backfill_assets.doctor.machine import nearest_folder, write_error
@@ -28,6 +29,7 @@ from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Monitori
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import SPARK_ERRORS, Engine, first_error_line, is_shared
 from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import ExternalTable
 
 #: A time further ahead is not explained by two clocks that differ a little.
 _CLOCK_TOLERANCE = timedelta(hours=1)
@@ -50,6 +52,10 @@ def data_checks(deployment: Deployment) -> list[Check]:
         *(
             Check(f"table {name}", partial(check_table, deployment, name), [WAREHOUSE])
             for name in graph.tables
+        ),
+        *(
+            Check(f"table {name}", partial(check_external_table, deployment, table))
+            for name, table in graph.external.items()
         ),
         Check("clock", partial(check_clock, deployment), [WAREHOUSE, *parts.values()]),
     ]
@@ -140,6 +146,23 @@ def check_table(deployment: Deployment, name: str) -> Iterator[CheckResult]:
         yield ok(f"version {ledger.version}, {len(days)} published days{day_span}")
 
 
+def check_external_table(deployment: Deployment, table: ExternalTable) -> Iterator[CheckResult]:
+    """Check that a table that others write is there, and has what is read of it."""
+    url = deployment.table_url(table.name)
+    fix = f"see to its writer, or change external_table({table.name!r}, ...)"
+    try:
+        ledger = read_ledger(url, table, deployment.settings.warehouse)
+    except DeltaError as error:
+        yield wrong(f"the log of {url} cannot be read: {summarize_error(error)}", fix)
+        return
+    if ledger.metadata is None:
+        yield wrong(f"no table is at {url}", fix)
+    elif messages := unreadable_reasons(table, ledger.metadata):
+        yield wrong(f"the table at {url} is not as it is declared: {'; '.join(messages)}", fix)
+    else:
+        yield ok(f"version {ledger.version}, {len(ledger.published_days)} days, written by others")
+
+
 def _check_features(protocol: ProtocolVersions) -> Iterator[CheckResult]:
     """Features of Delta that another writer has enabled and this package does not support."""
     fix = "find who did it; ALTER TABLE ... DROP FEATURE takes one off again"
@@ -196,7 +219,7 @@ def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
         yield wrong(f"{incident.subject}: {incident.detail}", "set the clock, or see to the source")
     times = {
         f"the last commit of {name}": record.at
-        for name, ledger in ledgers.items()
+        for name, ledger in own_ledgers(ledgers).items()
         if ledger.records and (record := ledger.records[-1]).at
     }
     ahead = {what: at for what, at in times.items() if at and at > now + _CLOCK_TOLERANCE}

@@ -462,10 +462,11 @@ def external_table(
         ValueError: the URL is of a store that is not supported, or has a password.
     """
     is_key = sequence_of(is_text)
+    name_rule = (lambda text: is_text(text) and text.isidentifier(), "letters, digits and _")
     check_arguments(
         "external_table",
         [
-            Argument("the name", name, is_text, "a name"),
+            Argument("the name", name, *name_rule),
             Argument("the model", model, *table_options.MODEL_RULE),
             Argument("asset_key", asset_key, is_key, 'a list, as ["shop", "orders"]'),
         ],

@@ -13,5 +13,6 @@ def open_table(url: str) -> ds.Dataset:
     Args:
         url: an absolute path, or the URL of an object store.
     """
+    url = url.replace("s3a://", "s3://", 1)  # the scheme of Spark
     filesystem, folder = FileSystem.from_uri(url)
     return DeltaTable(url).to_pyarrow_dataset(filesystem=SubTreeFileSystem(folder, filesystem))
