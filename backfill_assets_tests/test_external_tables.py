@@ -9,6 +9,7 @@ from datetime import date, datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import Mock
 
 import dagster as dg
 import msgspec
@@ -16,7 +17,7 @@ import pandera.pyspark as pa
 import pyarrow as arrow
 import pyspark.sql.types as T
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,25 +31,30 @@ from backfill_assets import (
     load_settings,
     table,
 )
+from backfill_assets.backfills import undo
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.cli import outcomes, parameters
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, own_ledgers
 from backfill_assets.delta.table_schema import raise_if_schema_differs
+from backfill_assets.deployment import Deployment
+from backfill_assets.doctor.data import check_external_table
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.next_runs import make_block_rule
 from backfill_assets.monitoring.states import DayState, MonitoringSnapshot
 from backfill_assets.orders.tables import ORDERS, RAW, REJECTED, STAGED
 from backfill_assets.settings import SettingsError
+from backfill_assets.shadow import switch
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph, load_graph
 from backfill_assets.tables.table import SchemaError
 from backfill_assets_tests.helpers.docs_pages import code_blocks
-from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, run_undo, run_verify
 from backfill_assets_tests.helpers.written_logs import log_copy_file, log_file
 
@@ -146,7 +152,7 @@ def url(tmp_path: Path) -> Path:
 
 def read_theirs(url: Path) -> Ledger:
     """As a process reads it that has not seen the table."""
-    ledger_reader._cached_ledgers.pop(str(url), None)
+    ledger_reader._cached_ledgers.pop((str(url), ""), None)
     return read_ledger(str(url), THEIRS)
 
 
@@ -290,6 +296,60 @@ def test_a_day_of_theirs_may_be_divided_further(tmp_path):
     assert theirs.published_days == days(1)
     assert theirs.rows_of(day(1)) == 2
     raise_if_schema_differs(theirs, str(tmp_path / "t"))
+
+
+def test_days_that_another_deployment_writes_by_parts_change_with_each_part(tmp_path):
+    """Their records are of parts, and a day that is read here has all of them."""
+    contents_by_part = {}
+    for shop in ("x", "y"):
+        rows = {"order_date": [day(1)], "order_id": [shop], "amount": [1], "shop": [shop]}
+        write_deltalake(
+            tmp_path / "t",
+            arrow.table(rows),
+            mode="append",
+            partition_by=["order_date", "shop"],
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": json.dumps(commit_metadata(days(1), part=shop))}
+            ),
+        )
+        contents_by_part[shop] = contents(read_theirs(tmp_path / "t"))[1]
+    assert contents_by_part["x"] != contents_by_part["y"]
+    assert "version 1" in contents_by_part["y"]
+
+
+def test_the_doctor_reads_what_is_declared_of_it(url, tmp_path):
+    """No run is ever launched for it, so nothing else would say so."""
+    write_deltalake(
+        tmp_path / "other",
+        arrow.table({"order_date": ["2024-01-01"], "order_id": ["a"], "amount": [1]}),
+        partition_by=["order_date"],
+    )
+    deployment = Deployment(load_settings(warehouse=str(tmp_path)), (daily_revenue,))
+
+    def problems(location: Path) -> str:
+        table = replace(THEIRS, url=str(location))
+        return "; ".join(r.message for r in check_external_table(deployment, table))
+
+    assert "version 2, 3 days, written by others" in problems(url)
+    assert "column order_date is string, not date" in problems(tmp_path / "other")
+    assert f"no table is at {tmp_path / 'none'}" in problems(tmp_path / "none")
+
+
+def test_a_plan_of_an_undo_leaves_it_out(url, monkeypatch, tmp_path):
+    ledgers = {
+        "their_orders": read_theirs(url),
+        daily_revenue.name: ledger(daily_revenue, record(0, days(1), backfill="aecrkdop")),
+    }
+    deployment = Deployment(load_settings(warehouse=str(tmp_path)), (daily_revenue,))
+    monkeypatch.setattr(undo, "read_ledgers", lambda _: ledgers)
+    monkeypatch.setattr(undo.UndoPlan, "problems", ())
+    monkeypatch.setattr(parameters, "chosen_part", lambda: "")
+    monkeypatch.setattr(switch, "resolve_names", lambda *_: ())
+    monkeypatch.setattr(switch, "refuse_undo", lambda *_: None)
+    printed = Mock(json=False)
+    outcomes._plan_undo(printed, deployment, Mock(), "aecrkdop", None)
+    (report,) = printed.print_json.call_args.args
+    assert report["tables"].keys() == {daily_revenue.name}
 
 
 # --- which days are due ---------------------------------------------------------------------------
@@ -441,6 +501,8 @@ def test_tables_that_do_not_fit_are_refused(declared, said):
         ({"key": ["day"]}, "key has 'day', which is no column"),
         ({"asset_key": "shop/orders"}, "asset_key"),
         ({"name": ""}, "the name"),
+        ({"name": "shop/orders"}, "the name is 'shop/orders'"),
+        ({"name": "../t"}, "the name is '../t'"),
         ({"model": dict}, "the model"),
     ],
 )

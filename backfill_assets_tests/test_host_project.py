@@ -23,6 +23,7 @@ from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.stages import add_backfill
 from backfill_assets.backfills.state_store import BackfillRefusedError
+from backfill_assets.cli.outcomes import refuse_unknown
 from backfill_assets.dagster_ext import internals
 from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions, versions_that_belong_together
@@ -354,6 +355,10 @@ def test_a_deployment_leaves_the_plans_of_another_alone():
         ):
             graph = repository.asset_graph
             backfill_jobs.launch_plan(gold, graph, instance, gold.code, "silverss")
+
+        with pytest.raises(BackfillRefusedError, match="backfill silverss is of another deploymen"):
+            refuse_unknown(gold, instance, "silverss")
+        refuse_unknown(silver, instance, "silverss")
 
         def tick(deployment: Deployment) -> str | None:
             name = deployment.automation_name("planned_backfills")

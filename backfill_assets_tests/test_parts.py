@@ -9,6 +9,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pandera.pyspark as pa
@@ -22,6 +23,7 @@ from backfill_assets import ALL, PREVIOUS_DAY, SELF, Dimension, Reads, correctio
 from backfill_assets.backfills import history
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.planner import split_runs
+from backfill_assets.backfills.stages import add_backfill
 from backfill_assets.calendar.partitions import (
     DAY,
     DaySet,
@@ -41,12 +43,13 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.records import encode_commit, encoding_id
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.monitoring.next_runs import RunPlanner, _build_requests
+from backfill_assets.monitoring.next_runs import RunPlanner, _build_requests, tables_in_progress
 from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.orders.tables import TABLES as PLAIN_TABLES
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.code_version import table_codes
 from backfill_assets.tables.derived import Derived, PublishedDays, current_table, expand_parts
 from backfill_assets.tables.graph import Graph, load_graph
 from backfill_assets.tables.sources import Source
@@ -54,6 +57,7 @@ from backfill_assets.tables.table import Table, run_tags
 from backfill_assets_guide.examples.regions import (
     ORDERS,
     REGION,
+    TABLES,
     OrderLine,
     RegionOrders,
     WorldOrders,
@@ -64,6 +68,7 @@ from backfill_assets_tests.helpers.command_line import usage_error
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
+from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.pipeline import START, day
 
 NAMES = "backfill_assets_guide.examples.regions:TABLES"
@@ -560,6 +565,49 @@ def test_definitions_have_an_asset_a_job_and_a_schedule_of_all_parts():
     assert len(asset.partitions_def.get_partition_keys()) == 31 * 3
     assert {"daily", "daily_by_region"} <= {job.name for job in repository.get_all_jobs()}
     assert {"nightly", "nightly_by_region"} <= {s.name for s in repository.schedule_defs}
+
+
+def test_a_run_of_a_dimension_is_of_the_deployment_that_has_it():
+    gold, silver = (
+        Deployment(load_settings(tables=NAMES, key_prefix=prefix)) for prefix in ("gold", "silver")
+    )
+    run = Mock(job_name="gold_daily_by_region", asset_selection=None)
+    assert gold.job_of_run(run) == "daily_by_region"
+    assert [gold.owns_run(run), silver.owns_run(run)] == [True, False]
+
+
+def test_a_backfill_of_one_table_of_parts_is_in_progress():
+    graph = build_defs(tables=TABLES, start=START, end=day(32)).resolve_asset_graph()
+    with memory_instance() as instance:
+        add_backfill(
+            DEPLOYMENT, instance, graph, "byhand12", {EU.name: [day(1)]}, {}, title="", reason=""
+        )
+        assert tables_in_progress(instance, DEPLOYMENT) == {"byhand12": {*DEPLOYMENT.tables}}
+
+
+def test_dimensions_of_one_name_have_the_same_values():
+    other = replace(ORDERS, name="visits", dimension=Dimension("region", ["eu", "us"]))
+    with pytest.raises(SettingsError, match="two dimensions are named region and have other val"):
+        load_graph(load_settings(), [ORDERS, other])
+
+
+def test_a_part_begins_no_earlier_than_the_calendar():
+    early = replace(ORDERS, dimension=Dimension("region", ["eu", "us"], {"us": day(-3)}))
+    with pytest.raises(SettingsError, match="orders/us starts on 2023-12-28, before"):
+        load_graph(load_settings(start=START), [early])
+
+
+def test_a_table_of_all_parts_has_the_code_that_it_had_before_a_part_was_added():
+    """The days that lack the new part are due by their inputs, and the others are not."""
+
+    def version(*values: str) -> str:
+        source = replace(ORDERS, dimension=Dimension("region", values))
+        graph = load_graph(
+            load_settings(), [source, declare(read_all(source.staged), model=WorldOrders)]
+        )
+        return table_codes(graph.tables)["sales"].digest
+
+    assert version("eu", "us") == version("eu", "us", "apac")
 
 
 # --- records --------------------------------------------------------------------------------------

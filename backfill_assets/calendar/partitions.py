@@ -136,7 +136,7 @@ class Dimension:
 
     name: str
     values: Sequence[str]
-    starts: Mapping[str, date] = field(default_factory=dict)
+    starts: Mapping[str, date] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not _DIMENSION.fullmatch(str(self.name)) or self.name == DATE_DIMENSION:

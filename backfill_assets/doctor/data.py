@@ -148,7 +148,7 @@ def check_table(deployment: Deployment, name: str) -> Iterator[CheckResult]:
 
 def check_external_table(deployment: Deployment, table: ExternalTable) -> Iterator[CheckResult]:
     """Check that a table that others write is there, and has what is read of it."""
-    url = deployment.table_url(table.name)
+    url = table.place(deployment.settings.warehouse)
     fix = f"see to its writer, or change external_table({table.name!r}, ...)"
     try:
         ledger = read_ledger(url, table, deployment.settings.warehouse)
