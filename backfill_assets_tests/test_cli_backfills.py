@@ -127,7 +127,7 @@ def test_a_plan_from_a_file(instance, capsys, tmp_path):
     assert (changed["days"], changed["tables"]) == ("2024-01-03", [FACT.name])
     assert (changed["max_parallel"], changed["max_retries"]) == (1, 1)
     for text, message in (
-        ("parallel: 2", "there is no option parallel; did you mean max-parallel?"),
+        ("parallel: 2", "there is no option parallel; did you mean max-parallel"),
         ("json: true", "there is no option json"),
         ("days: [", "is not YAML: while parsing"),
         ("start: 2024-01-02", "give `days`, or `start` and `end`"),

@@ -820,6 +820,23 @@ def test_the_days_of_a_command_may_have_a_part():
 
 
 @pytest.mark.usefixtures("_settings")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("days: 2024-01-05\npart: us\nselect: region_orders", []),
+        ("days: 2024-01-05/us\nselect: region_orders", []),
+        ("days: 2024-01-03\nselect: region_orders", ["2024-01-05", "--part", "us"]),
+        ("days: 2024-01-03\nselect: region_orders", ["2024-01-05/us"]),
+    ],
+)
+def test_a_file_of_options_may_have_the_part(text, words, tmp_path):
+    file = tmp_path / "backfill.yaml"
+    file.write_text(text)
+    parsed = parse("plan", "--from", str(file), *words)
+    assert (parsed["partitions"], parsed["tables"]) == (window(5, 5), (US.name,))
+
+
+@pytest.mark.usefixtures("_settings")
 def test_tables_that_are_arguments_are_those_of_the_part(capsys):
     assert main(["show", "region_orders", "--part", "us", "--json"]) == 0
     assert [row["table"] for row in json.loads(capsys.readouterr().out)] == [US.name]
