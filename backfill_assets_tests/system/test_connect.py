@@ -135,11 +135,13 @@ FORKS = {"forkserver": {"preload_modules": [HOST_PROJECT, "pyspark.sql.connect.s
 
 
 def run_steps_in_processes(
-    instance: dg.DagsterInstance, names: Sequence[str], module: str, executor: Mapping[str, Any]
+    instance: dg.DagsterInstance,
+    keys: Sequence[dg.AssetKey],
+    module: str,
+    executor: Mapping[str, Any],
 ) -> dict[str, str]:
     """Materialize a day of the project's assets, and return the failures by step."""
     repository = ReconstructableRepository.for_module(module, "defs")
-    keys = [dg.AssetKey([*LAKE, name]) for name in names] + [dg.AssetKey("users_report")]
     result = dg.execute_job(
         repository.get_reconstructable_job("__ASSET_JOB"),
         instance=instance,
@@ -178,19 +180,20 @@ def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, 
     times = dict.fromkeys(["began_at", "sent_at"], "2024-01-01T10:00:00Z")
     (folder / "part-0.jsonl").write_text(json.dumps(visit | times))
     tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
+    keys = [dg.AssetKey([*LAKE, name]) for name in tables]
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         executor = {"max_concurrent": 1, "start_method": FORKS}
-        assert run_steps_in_processes(instance, tables, HOST_PROJECT, executor) == {}
+        selected = [*keys, dg.AssetKey("users_report")]
+        assert run_steps_in_processes(instance, selected, HOST_PROJECT, executor) == {}
         (report,) = tmp_path.glob("storage/users_report/2024-01-01")
         assert pickle.loads(report.read_bytes()) == {"users": 1, "visits": 1, "clicks": 2}
 
         (folder / "part-1.jsonl").write_text("no JSON\n" * 2000)
-        failures = run_steps_in_processes(instance, tables, STEP_PROCESSES, {})
+        failures = run_steps_in_processes(instance, keys[:3], STEP_PROCESSES, {})
     message = failures.pop("lake_gold_check_days")
     assert failures == {}
     assert re.search(r"raw_visits\[2024-01-01\]  .*rejected", message)
-    for name, source in ((tables[2], tables[0]), (tables[3], tables[2])):
-        assert f"{name}[2024-01-01]  conservation: {source}[2024-01-01] failed in this" in message
+    assert f"{tables[2]}[2024-01-01]  conservation: {tables[0]}[2024-01-01] failed in t" in message
 
 
 @pytest.fixture(scope="module")
