@@ -334,9 +334,6 @@ def write_scaffold(folder: Path, files: Mapping[str, str], **values: str) -> dic
     Returns:
         `values` with the days of the sample data: `start`, `last`, `end` and their number.
     """
-    # Not at the top: a code location loads without it.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     # The sample's days end yesterday: Dagster's plots start with the newest.
     end = datetime.now(timezone.utc).date()
     days = {
@@ -345,17 +342,25 @@ def write_scaffold(folder: Path, files: Mapping[str, str], **values: str) -> dic
         "last": end - timedelta(days=1),
         "end": end,
     }
+    for path, template in files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(render_scaffold(template, values | days))
+    return values | days
+
+
+def render_scaffold(template: str, values: Mapping[str, Any]) -> str:
+    """A template of the scaffold, filled in."""
+    # Not at the top: a code location loads without it.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "scaffold"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    for path, template in files.items():
-        file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(templates.get_template(template).render(values | days))
-    return values | days
+    return templates.get_template(template).render(values)
 
 
 def write_declarations(folder: Path) -> dict[str, Any]:

@@ -184,19 +184,6 @@ _PROJECT_FILES = {
     "tests/test_tables.py": "test_tables.py.j2",
 }
 
-_ADD_TO_DEFINITIONS = """\
-{folder} declares a source and a table, with a test and sample data. Your definitions get them by
-
-    from backfill_assets import build_defs
-    from {name}.tables import TABLES
-
-    tables = build_defs(
-        tables=TABLES, start="{start}", landing="data/landing", warehouse="data/warehouse"
-    )
-    defs = dg.Definitions.merge(tables, yours)
-
-Before the first run: backfill-assets jars; python -m {name}.sample data/landing"""
-
 
 @command("init shop", "init --into shop/lake")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -211,14 +198,19 @@ def init(out: Output, directory: Path, into: bool) -> Status:
         remedy = f"; name a new folder in it, as {directory / 'lake'}" if into else ""
         raise click.BadParameter(f"{directory} is not empty; nothing was written{remedy}")
     # Not at the top: it imports Dagster and PySpark.
-    from backfill_assets.definitions import write_declarations, write_scaffold
+    from backfill_assets.definitions import (
+        render_scaffold,
+        write_declarations,
+        write_scaffold,
+    )
 
     if into:
         try:
             values = write_declarations(directory)
         except ValueError as error:
             raise click.BadParameter(f"{error}; nothing was written") from error
-        out.print_text(_ADD_TO_DEFINITIONS.format(folder=directory, **values))
+        text = render_scaffold("definitions.txt.j2", values | {"folder": directory})
+        out.print_text(text.rstrip())
         return Status.FINE
     name = directory.resolve().name.replace("-", "_")
     if not name.isidentifier():
