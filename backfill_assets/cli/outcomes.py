@@ -129,7 +129,7 @@ def _plan_undo(
     except ValueError as error:
         problems.append(str(error))
     tables: dict[str, dict[str, list[str]]] = {}
-    for name in deployment.tables:
+    for name in filter(deployment.tables.__contains__, plan.scopes):
         scope = plan.scopes[name]
         days_by_outcome: dict[str, Iterable[date]] = {
             "put back": scope.changes,
