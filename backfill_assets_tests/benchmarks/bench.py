@@ -31,6 +31,7 @@ from backfill_assets_tests.benchmarks.bench_loads import (
     missing_disk_reason,
 )
 from backfill_assets_tests.benchmarks.bench_migrations import measure_migrations
+from backfill_assets_tests.benchmarks.bench_parts import measure_parts
 from backfill_assets_tests.benchmarks.bench_profile import measure_cold_runs, measure_small_days
 from backfill_assets_tests.benchmarks.bench_scale import measure_scale
 from backfill_assets_tests.benchmarks.bench_served import (
@@ -125,6 +126,7 @@ PARTS = {
     "even": Part(lambda w: measure_even_stages(w.engine, w.root, w.days, w.lines), 42, 10_000),
     "skew": Part(lambda w: measure_skew(w.engine, w.root, w.lines), lines=10_000_000),
     "windows": Part(lambda w: measure_windows(w.engine, w.root, w.days, w.lines), 60, 100_000),
+    "parts": Part(lambda w: measure_parts(w.engine, w.root, w.days, w.lines), 42, 2_400),
     "unused": Part(lambda w: measure_unused_features(w.engine, w.root, w.days, w.lines), 30, 2_000),
 }
 
