@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +242,7 @@ def _other_jar(place: Place) -> None:
 
 
 def _too_few_jars(place: Place) -> None:
-    kernel = [f"delta-kernel-{n}-{version('delta-spark')}.jar" for n in range(2)]
-    others = ["delta-kernel-0-1.0.jar", "delta-spark_3.5_2.13-1.0.jar"]
-    names = dict.fromkeys([*kernel, *others], "")
-    place.patch.setattr(known_jars, "SHA256", {**known_jars.SHA256, **names})
+    place.patch.setattr(known_jars, "SHA256", {**known_jars.SHA256, "delta-other.jar": ""})
 
 
 def _strange_localhost(place: Place) -> None:

@@ -249,16 +249,6 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
     assert spark_config(load_settings(jars=tmp_path))["spark.jars"] == ""
 
 
-def test_a_store_needs_the_hadoop_of_its_client(monkeypatch, tmp_path):
-    """An older one of S3 overwrites commits."""
-    submit = FakeSubmit(monkeypatch)
-    monkeypatch.setattr(jars_module.processes, "spark_home", lambda: tmp_path)
-    for store in STORES:
-        with pytest.raises(EngineError, match=f"^{store.name} needs pyspark 4.2, with Hadoop 3.5"):
-            fetch_store_jars(tmp_path, store)
-    assert not submit.calls
-
-
 @pytest.mark.usefixtures("_these_are_known")
 def test_the_jar_of_google_s_storage_has_its_dependencies_in_it(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=("com.google.cloud.bigdataoss_gcs-connector-4.0.4.jar",))

@@ -21,14 +21,9 @@ from backfill_assets.doctor.checks import CheckResult, note, ok, wrong
 from backfill_assets.runtime_versions import is_secret
 from backfill_assets.serve.supervisor import TakenError, listen_on_port
 from backfill_assets.settings import Settings, find_dagster_home
+from backfill_assets.spark import known_jars
 from backfill_assets.spark.configuration import master_url, spark_config
-from backfill_assets.spark.jars import (
-    check_java,
-    count_known_delta_jars,
-    delta_coordinate,
-    delta_jars,
-    find_java,
-)
+from backfill_assets.spark.jars import check_java, delta_coordinate, delta_jars, find_java
 from backfill_assets.spark.known_jars import unknown_jars
 from backfill_assets.spark.processes import ignored_variables
 
@@ -37,6 +32,8 @@ from backfill_assets.spark.processes import ignored_variables
 _MIN_FREE_BYTES, _LOW_FREE_BYTES = 1 << 30, 10 << 30
 #: Files that can still be created: below this number, runs fail.
 _FEW_FILES = 10_000
+#: The prefix of Delta's own jars.
+_DELTA_PREFIX = "delta-"
 #: Seconds for a UI to answer.
 _UI_TIMEOUT = 5
 #: The HTTP status of a UI that requires a login.
@@ -82,7 +79,7 @@ def check_jars(settings: Settings) -> Iterator[CheckResult]:
         )
         yield wrong(message, f"remove {changed_jars[0].parent}, then run backfill-assets jars")
         return
-    if len(cached_jars) < count_known_delta_jars():
+    if len(cached_jars) < sum(name.startswith(_DELTA_PREFIX) for name in known_jars.SHA256):
         message = f"{cached_jars[0].parent} lacks some of Delta's jars"
         yield wrong(message, f"remove {cached_jars[0].parent}, then run backfill-assets jars")
         return

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from backfill_assets.spark import known_jars, processes
+from backfill_assets.spark import processes
 from backfill_assets.spark.known_jars import unknown_jars
 from backfill_assets.spark.stores import ObjectStore, configured_store_types
 from backfill_assets.spark.tasks import with_task_times
 
 _SCALA_VERSION = "2.13"
 _JAVA_VERSIONS = (17, 21)
-#: The Hadoop that the stores' clients are made for: that of Spark 4.2. Before 3.4.2, S3's does not
-#: write only if a file is not there, so two writers could lose a commit.
-_STORES_HADOOP = "3.5.0"
 # Other dependencies in Delta's pom; Spark's distribution has newer versions of them.
 _SPARK_EXCLUDES = (
     "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,"
@@ -43,22 +40,8 @@ class EngineError(RuntimeError):
 
 def delta_coordinate() -> str:
     """Maven coordinate of the Delta artifact for the installed pyspark and delta-spark."""
-    return f"io.delta:{_delta_artifact()}:{version('delta-spark')}"
-
-
-def _delta_artifact() -> str:
     minor = ".".join(version("pyspark").split(".")[:2])
-    return f"delta-spark_{minor}_{_SCALA_VERSION}"
-
-
-def count_known_delta_jars() -> int:
-    """The number of Delta's known jars for the installed pyspark and delta-spark."""
-    suffix = f"-{version('delta-spark')}.jar"
-    return sum(
-        name.endswith(suffix)
-        and name.startswith((_delta_artifact(), "delta-kernel", "delta-storage"))
-        for name in known_jars.SHA256
-    )
+    return f"io.delta:delta-spark_{minor}_{_SCALA_VERSION}:{version('delta-spark')}"
 
 
 def find_java() -> str | None:
@@ -176,15 +159,8 @@ def fetch_store_jars(cache: Path, store: type[ObjectStore]) -> list[Path]:
     Needs Delta's jars: the log store extends one of their classes.
 
     Raises:
-        EngineError: no Java, a Spark with another Hadoop, or the registry cannot be reached.
+        EngineError: no Java, or the registry cannot be reached.
     """
-    hadoop_jar = f"hadoop-client-api-{_STORES_HADOOP}.jar"
-    if not Path(processes.spark_home(), "jars", hadoop_jar).exists():
-        raise EngineError(
-            f"{store.name} needs pyspark 4.2, with Hadoop {_STORES_HADOOP}, and pyspark "
-            f"{version('pyspark')} has another: install pyspark 4.2.0, or set SPARK_REMOTE to an "
-            "engine that has its own client of the store. Nothing was started."
-        )
     coordinates, excludes, classifier = store.packages
     if not _cached_jars(cache, coordinates[0]):
         _fetch_jars(f"the jars of {store.schemes[0]}://", coordinates, cache, excludes, classifier)
