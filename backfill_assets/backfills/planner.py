@@ -282,7 +282,9 @@ def plan_backfill(
     )
     # Tables by event day are built in separate runs, after the log.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
-    runs, has_work = run_count * waves, any(work.values())
+    # Dagster makes a run for each part of a backfill's days.
+    part_count = len({tables.tables[name].part for name in days} - {""}) or 1
+    runs, has_work = run_count * waves * part_count, any(work.values())
     used_tables = {*days, *(source for name in days for source in tables.direct_inputs(name))}
     return backfill_plan.BackfillPlan(
         id=id_,
@@ -303,7 +305,9 @@ def plan_backfill(
         size=size,
         commits=sum(min(len(table_days), run_count) for table_days in work.values()),
         runs=runs,
-        seconds=forecast.expected_seconds(run_history, runs, len(request.window) * waves)
+        seconds=forecast.expected_seconds(
+            run_history, runs, len(request.window) * waves * part_count
+        )
         if has_work
         else 0,
         calls=forecast.estimate_api_calls(forecasts, ledgers),
