@@ -85,7 +85,7 @@ def window(first: int, last: int) -> Window:
 # --- the dimension and its keys -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "date", "a b", "2nd", "_region", "größe", 3])
+@pytest.mark.parametrize("name", ["", "date", "for_day", "a b", "2nd", "_region", "größe", 3])
 def test_a_dimension_has_the_name_of_a_column(name):
     with pytest.raises(ValueError, match=r"^Dimension\(.*\): give the name of a column"):
         Dimension(name, ["eu"])

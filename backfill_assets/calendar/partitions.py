@@ -110,7 +110,8 @@ PART_MARK = "/"
 DATE_DIMENSION = "date"
 #: Between the grain and the dimension in the name of a job: `daily_by_region`.
 BY_DIMENSION = "_by_"
-_DIMENSION = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+#: Inputs have a column `for_day` besides.
+_DIMENSION = re.compile(r"(?!for_day\Z)[A-Za-z][A-Za-z0-9_]*")
 #: Dagster takes no `...` in a key.
 _PART = re.compile(r"(?!\d{4}-\d{2}-\d{2}\Z)(?!.*\.\.\.)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
