@@ -91,7 +91,7 @@ ENDS ?= lowest-direct highest
 CORE_TESTS ?= contracts/test_golden_rows.py contracts/test_commits.py contracts/test_words.py \
 	contracts/test_public_api.py test_io_manager.py test_definitions.py test_host_project.py \
 	test_ledgers.py test_publisher.py system/test_pipeline.py
-TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis syrupy xxhash duckdb psycopg2-binary
+TEST_TOOLS := pytest pytest-timeout selenium pytest-xdist hypothesis syrupy xxhash duckdb psycopg2-binary
 UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv
 test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest versions of pyproject.toml (half an hour)
 	@mkdir -p build/versions

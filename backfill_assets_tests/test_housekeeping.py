@@ -221,7 +221,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     calls = []
     monkeypatch.setattr(
         "backfill_assets.monitoring.automation.prune_runs",
-        lambda _, before, spared: calls.append((before, list(spared))),
+        lambda _instance, before, spared, _owns: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
     definitions = dg.Definitions(jobs=[housekeeping.job], resources={ENGINE_KEY: engine})
@@ -240,7 +240,7 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
     calls = []
     monkeypatch.setattr(
         "backfill_assets.monitoring.automation.prune_runs",
-        lambda _, before, spared: calls.append(before),
+        lambda _instance, before, spared, _owns: calls.append(before),
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
     engine = dg.ResourceDefinition.none_resource()

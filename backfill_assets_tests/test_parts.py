@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import click
 import pandera.pyspark as pa
 import pyarrow
 import pyspark.sql.types as T
@@ -772,9 +771,10 @@ def _settings(monkeypatch, tmp_path):
 def parse(*arguments: str) -> dict[str, Any]:
     """The parameters that a command gets."""
     name, *rest = arguments
-    command = cli.get_command(click.Context(cli), name)
+    parent = cli.make_context("backfill-assets", [name])
+    command = cli.get_command(parent, name)
     assert command is not None
-    return command.make_context(name, rest).params
+    return command.make_context(name, rest, parent).params
 
 
 def names_of(part: str, *assets: str) -> tuple[str, ...]:

@@ -106,6 +106,13 @@ class _LazyCommands(click.Group):
         self.commands = {name: _load_command(name) for name in self.list_commands(ctx)}
         return None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, arguments = super().resolve_command(ctx, args)
+        ctx.ensure_object(Output).command = name or ""
+        return name, command, arguments
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         families: dict[str, Iterable[str]] = {**_FAMILIES, "Of other packages": added_commands()}
         for heading, names in families.items():

@@ -299,9 +299,9 @@ def test_options_in_a_model_are_refused_with_the_call_to_write():
     [
         (
             ["visited", "page"],
-            r"\['visited', 'page'\]: give the name of one column. A run publishes",
+            r"\['visited', 'page'\]: give the column of the day",
         ),
-        (None, "partition is None: give the name of one column"),
+        (None, "partition is None: give the column of the day"),
         ("month", "partition is 'month', which is no column"),
         ("page", "the partition column page is a string, not a date. A run publishes whole days"),
     ],

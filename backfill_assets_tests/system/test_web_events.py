@@ -226,10 +226,8 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     # Asked for again nothing changes; a plan says so, and computed anew it is the same.
     pipeline.run(1, 13, [VISITS.staged.name, active_users_7d.name])
     assert published_activity(pipeline) == expected_active(expected_staged(visits, 13), 13)
-    graph = pipeline.repository.asset_graph
     plan = make_plan(
         pipeline.deployment,
-        graph,
         pipeline.instance,
         BackfillRequest(days=f"{day(1)}...{day(13)}"),
         pipeline.code,
