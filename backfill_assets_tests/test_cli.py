@@ -947,4 +947,6 @@ def test_progress_of_a_run_that_never_began(monkeypatch, capsys):
     text = "Traceback:\n  File x\nbackfill_assets.settings.SettingsError: bad settings: X\n"
     status, output = run_progress(monkeypatch, capsys, text)
     assert (status, output) == (1, "    backfill_assets.settings.SettingsError: bad settings: X\n")
-    assert run_progress(monkeypatch, capsys, "") == (1, "")
+    # It has no log at all, and is not silent.
+    status, output = run_progress(monkeypatch, capsys, "")
+    assert (status, output) == (1, "    no run has succeeded, and nothing says why\n")

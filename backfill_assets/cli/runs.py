@@ -195,8 +195,8 @@ class _LogCondenser:
 
     def print_error(self) -> None:
         """Print the error; with a stack trace only if it is unexpected."""
-        lines = "\n".join(self.message or self.tail).removeprefix(_FAILURE)
-        for text in lines.strip().splitlines():
+        lines = "\n".join(self.message or self.tail).removeprefix(_FAILURE).strip()
+        for text in (lines or "no run has succeeded, and nothing says why").splitlines():
             self.print_line(f"    {text}")
         self.forget_output()
         self.step_failed, self.error_printed = False, True
