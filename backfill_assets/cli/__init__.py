@@ -110,6 +110,7 @@ class _LazyCommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, arguments = super().resolve_command(ctx, args)
+        # Before its own eager arguments are parsed: an error in them names the command, too.
         ctx.ensure_object(Output).command = name or ""
         return name, command, arguments
 

@@ -226,6 +226,8 @@ def level_options() -> list[click.Option]:
 def _set_level(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     """Set -q or -v on the command's `Output`; click calls it for each option, given or not."""
     out = ctx.ensure_object(Output)
+    if ctx.parent:  # of a group in a group, both names
+        out.command = ctx.command_path.partition(" ")[2]
     if value:
         setattr(out, str(option.name), True)
     if out.quiet and out.verbose:
