@@ -104,8 +104,13 @@ class Deployment:
         return collect_lookups(self.tables, self.settings.tables)
 
     @property
+    def key_prefix(self) -> str:
+        """The parts of the prefix of its asset keys, with `/` between them; empty without one."""
+        return self.settings.key_prefix or ""
+
+    @property
     def _key_parts(self) -> list[str]:
-        return [*filter(None, (self.settings.key_prefix or "").split("/"))]
+        return [*filter(None, self.key_prefix.split("/"))]
 
     def asset_key(self, name: str) -> dg.AssetKey:
         """Dagster's key of a table or page, with its name at the end; of others, that of theirs."""

@@ -100,8 +100,7 @@ def create_plan(
     refuse_invalid_request(deployment, request)
     plan = make_plan(deployment, instance, request, code, id_ or internals.make_new_backfill_id())
     plan = add_sampled_skews(deployment, plan)
-    key_prefix = deployment.settings.key_prefix or ""
-    state = BackfillState(plan=plan, made=time.time(), key_prefix=key_prefix)
+    state = BackfillState(plan=plan, made=time.time(), key_prefix=deployment.key_prefix)
     state_store.save(instance, state)
     return plan
 

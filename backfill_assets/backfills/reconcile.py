@@ -39,6 +39,7 @@ from backfill_assets.report import Report
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.table import Table
 
 _NEVER = float("inf")
 
@@ -141,12 +142,16 @@ def _days_by_table(
         data = launch.asset_backfill_data
         subsets = data.target_subset.partitions_subsets_by_asset_key if data else {}
         for key, subset in subsets.items():
-            names = ledgers.keys() & deployment.tables_of([key])
-            for day, part in map(split_key, subset.get_partition_keys() if names else ()):
-                for name in names:
-                    if ledgers[name].table.part == part:
-                        days[name].add(day)
+            # Only of tables of ours the keys are read: others may have no days.
+            for name in ledgers.keys() & deployment.tables_of([key]):
+                if part_days := _days_of_part(ledgers[name].table, subset.get_partition_keys()):
+                    days[name] |= part_days
     return days
+
+
+def _days_of_part(table: Table, keys: Iterable[str]) -> set[date]:
+    """The days of those partition keys of an asset that are of the table, or of its part."""
+    return {day for day, part in map(split_key, keys) if part == table.part}
 
 
 def _days_reported(
@@ -166,8 +171,7 @@ def _days_reported(
         )
         if (key := (event := entry.get_dagster_event()).asset_key) and event.partition
         for name in deployment.tables_of([key])
-        for day, part in [split_key(event.partition)]
-        if deployment.tables[name].part == part
+        for day in _days_of_part(deployment.tables[name], [event.partition])
     }
 
 

@@ -88,7 +88,7 @@ def own_ids(deployment: Deployment, instance: dg.DagsterInstance, ids: Iterable[
     """Those of the stored plans that the deployment made; others on the instance have theirs."""
     keys = {_PLAN_KEY.format(id_): id_ for id_ in ids}
     texts = _cursor_storage(instance).get_cursor_values({*keys})
-    prefix = _prefix(deployment)
+    prefix = deployment.key_prefix
     return [id_ for key, id_ in keys.items() if _key_prefix_of(texts.get(key, "")) == prefix]
 
 
@@ -98,18 +98,14 @@ def refuse_of_others(deployment: Deployment, instance: dg.DagsterInstance, id_: 
     Raises:
         BackfillRefusedError: it names both key prefixes.
     """
-    if id_ in list_ids(instance) and not own_ids(deployment, instance, [id_]):
-        text = _cursor_storage(instance).get_cursor_values({_PLAN_KEY.format(id_)})
-        planned_under, prefix = map(repr, (_key_prefix_of(*text.values()), _prefix(deployment)))
+    key = _PLAN_KEY.format(id_)
+    planned_under = _key_prefix_of(_cursor_storage(instance).get_cursor_values({key}).get(key, ""))
+    if planned_under != deployment.key_prefix and id_ in list_ids(instance):
         raise BackfillRefusedError(
             f"backfill {id_} is of another deployment: it was planned under the key prefix "
-            f"{planned_under}, and this one has {prefix}. Give the command the settings of that "
-            "one, or make a new plan here."
+            f"{planned_under!r}, and this one has {deployment.key_prefix!r}. Give the command the "
+            "settings of that one, or make a new plan here."
         )
-
-
-def _prefix(deployment: Deployment) -> str:
-    return deployment.settings.key_prefix or ""
 
 
 def _key_prefix_of(text: str) -> str:

@@ -129,8 +129,7 @@ def _plan_undo(
     except ValueError as error:
         problems.append(str(error))
     tables: dict[str, dict[str, list[str]]] = {}
-    for name in filter(deployment.tables.__contains__, plan.scopes):
-        scope = plan.scopes[name]
+    for name, scope in plan.scopes.items():
         days_by_outcome: dict[str, Iterable[date]] = {
             "put back": scope.changes,
             "recorded anew": scope.unchanged,
@@ -156,7 +155,8 @@ def _plan_undo(
 
 
 def _day_ranges(deployment: Deployment, table: str, days: Iterable[date]) -> list[str]:
-    return [str(window) for window in deployment.tables[table].grain.gapless_ranges(days)]
+    tables = deployment.graph.all_tables  # with those of others, of which nothing is undone
+    return [str(window) for window in tables[table].grain.gapless_ranges(days)]
 
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:

@@ -425,11 +425,6 @@ class ExternalTable(Table):
     asset_key: tuple[str, ...] = ()
     absence: ClassVar[str] = "is not there, and others write it"
 
-    @property
-    def asset_name(self) -> str:
-        """Its own name: it has no parts."""
-        return self.name
-
     def place(self, warehouse: str) -> str:
         """Its location, in a deployment with this warehouse."""
         return self.url or super().place(warehouse)
