@@ -39,13 +39,16 @@ from backfill_assets.calendar.partitions import (
 from backfill_assets.cli import cli, main
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import encode_commit, encoding_id
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
+from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.monitoring.next_runs import RunPlanner, _build_requests, tables_in_progress
 from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.orders.tables import TABLES as PLAIN_TABLES
 from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import table_codes
@@ -65,7 +68,7 @@ from backfill_assets_guide.examples.regions import (
 )
 from backfill_assets_tests.helpers.command_line import usage_error
 from backfill_assets_tests.helpers.docs_pages import code_blocks
-from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -935,3 +938,66 @@ def test_the_tables_of_the_page():
     assert graph.inputs.keys() == graph.tables.keys()
     for name in graph.tables:
         assert input_names(graph, name) == input_names(GRAPH, name)
+
+
+# --- a folder that has not come -------------------------------------------------------------------
+
+
+def raw_records(part: str, *missing: int, closed: Iterable[int] = ()) -> Ledger:
+    """The ledger of a part's log, whose days 1 to 3 are loaded; some without their folder."""
+    manifests = {
+        day(n): LoadManifest(
+            present_days=frozenset({day(n)}.difference(map(day, missing))), closed=n in closed
+        ).as_json
+        for n in (1, 2, 3)
+    }
+    table = GRAPH.tables[f"raw_orders/{part}"]
+    return ledger(table, record(1, days((1, 3)), landing=manifests))
+
+
+def assess_parts(name: str, *logs: Ledger, **more: Any) -> dict[int, str]:
+    """By day, what a table waits for; all days of the parts are published."""
+    tables = GRAPH.tables.values()
+    filled = {t.name: ledger(t, record(1, days((1, 3)))) for t in tables if t.part}
+    known = filled | {raw.table.name: raw for raw in logs} | more.pop("ledgers", {})
+    ledgers = {"world_orders": Ledger(GRAPH.tables["world_orders"]), **known}
+    snapshot = Snapshot(GRAPH, ledgers, **more)
+    assessments = assess(snapshot, name, [day(n) for n in (1, 2, 3)])
+    return {d.day: a.not_due for d, a in assessments.items() if a.not_due}
+
+
+def test_a_day_of_all_parts_waits_for_the_folder_of_each():
+    logs = [raw_records("eu"), raw_records("us", 2, 3), raw_records("apac", 3)]
+    waiting = assess_parts("world_orders", *logs)
+    assert waiting == {
+        2: "it waits for the folder of raw_orders/us[2024-01-02]",
+        3: "it waits for the folder of raw_orders/apac[2024-01-03], raw_orders/us[2024-01-03]",
+    }
+    for part in REGION.values:
+        assert assess_parts(f"region_orders/{part}", *logs) == {}
+
+
+def test_a_folder_that_is_not_expected_is_not_waited_for():
+    assert assess_parts("world_orders", raw_records("us", 2, closed=[2])) == {}
+
+
+def test_a_published_day_does_not_wait():
+    world = ledger(GRAPH.tables["world_orders"], record(1, days(2)))
+    logs = [raw_records("us", 2, 3)]
+    assert [*assess_parts("world_orders", *logs, ledgers={"world_orders": world})] == [3]
+
+
+def test_a_plan_knows_which_folders_come():
+    """A folder that a plan loads is there afterwards; a day that it loads without one waits."""
+    plans = {"raw_orders/us": {day(1): True, day(2): False}}
+    waiting = assess_parts("world_orders", raw_records("us", 2, 3), folder_plans=plans)
+    assert [*waiting] == [1, 3]
+
+
+def test_only_a_table_that_joins_parts_waits_for_their_folders():
+    assert GRAPH.joined_logs("world_orders") == {f"raw_orders/{part}" for part in REGION.values}
+    assert GRAPH.joined_logs("region_orders/eu") == frozenset()
+    after = declare(Reads(world_orders), model=WorldOrders, name="after")
+    graph = expand(world_orders, after)
+    assert graph.joined_logs("world_orders")
+    assert graph.joined_logs("after") == frozenset(), "it waits for the day of the world"

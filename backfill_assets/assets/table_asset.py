@@ -473,8 +473,11 @@ class _TableStep:
         table, deployment = self.table, self.deployment
         ledger = self.publisher.ledger(table)
         dependencies = table.inputs(deployment.policy)
+        # Before those of the inputs: a folder that comes meanwhile is waited for.
+        log_names = deployment.graph.joined_logs(table.name)
+        logs = {name: self.publisher.ledger(deployment.graph.tables[name]) for name in log_names}
         # The ledger of a stateful table is one of them.
-        ledgers = {
+        ledgers = logs | {
             d.source.name: ledger if d.source is table else self._input(d).read_ledger()
             for d in dependencies
         }

@@ -343,6 +343,10 @@ def _add_load_plans(snapshot: Snapshot, load_plans: Mapping[str, LoadPlan]) -> S
         snapshot,
         digests={name: load_plan.load_digests for name, load_plan in by_table.items()},
         changes={name: load_plan.changes for name, load_plan in by_table.items()},
+        folder_plans={
+            log: {day: t.manifest.lacks_folder(day) for day, t in load_plan.targets.items()}
+            for log, load_plan in load_plans.items()
+        },
     )
 
 

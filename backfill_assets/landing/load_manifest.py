@@ -81,6 +81,10 @@ class LoadManifest:
         before_undo = self.known_before_undo
         return before_undo is not None and before_undo.files != self.files
 
+    def lacks_folder(self, day: date) -> bool:
+        """Whether the folder of the log day is expected and has not landed."""
+        return day not in self.present_days and not self.closed
+
     @property
     def closed_folders(self) -> int:
         """The number of folders that are missing and not expected, of the day's two."""
@@ -317,8 +321,7 @@ def describe_change(day: date, previous: LoadManifest | None, target: LoadTarget
     """
     current = target.manifest
     if previous is None:
-        is_missing = day not in current.present_days and not current.closed
-        return NO_FOLDER if is_missing else ""
+        return NO_FOLDER if current.lacks_folder(day) else ""
     if not needs_reload(previous, target):
         return ""
     accepted = {

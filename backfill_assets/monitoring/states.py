@@ -198,7 +198,8 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
         if day in failed:
             return DayState.CHECK_FAILED
         if day not in ledger.published_days:
-            return DayState.ON_HOLD if day in on_hold else DayState.MISSING
+            waits = DayState.INPUT_MISSING if snapshot.awaited_folders(table, day) else None
+            return DayState.ON_HOLD if day in on_hold else waits or DayState.MISSING
         if day in ledger.days_without_record:
             return DayState.UNRECORDED
         if ledger.current_record(day) is None:

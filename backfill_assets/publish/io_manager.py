@@ -149,7 +149,7 @@ class DeltaIOManager(publisher.Publisher):
         outcome_counts: Counter[str] = Counter()
         check_count = 0
         failed: dict[str, dict[date, str]] = {}
-        not_due: dict[str, tuple[date, date]] = {}
+        not_due: dict[str, tuple[date, str]] = {}
         with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
             try:
                 for candidate, results in self.deliver_all(obj):
@@ -164,8 +164,8 @@ class DeltaIOManager(publisher.Publisher):
                     outcome_counts.update(d.outcome.value for d in results)
                     check_count += sum(len(d.verdict.findings) for d in results)
                     not_due |= {
-                        table.partition_key(day): (day, due_date)
-                        for day, due_date in candidate.plan.not_due.items()
+                        table.partition_key(day): (day, text)
+                        for day, text in candidate.plan.not_due.items()
                     }
                     task_figures = task_metadata(tasks.read_times())
                     key = context.asset_key
@@ -182,17 +182,17 @@ class DeltaIOManager(publisher.Publisher):
             )
             + (f"; {check_count} checks evaluated" if outcome_counts else "nothing published")
         )
-        for partition, (_, due_date) in not_due.items():
+        for partition, (_, text) in not_due.items():
             # Its partition stays missing; this is what the UI has to show of it.
-            text = f"not due yet, as lines of it are still to come: it is due on {due_date}"
+            text = f"not due yet: {text}"
             context.log_event(
                 dg.AssetObservation(context.asset_key, partition=partition, description=text)
             )
         if not_due:
+            ranges = format_ranges(day for day, _ in not_due.values())
+            first_day, text = min(not_due.values())
             context.log.warning(
-                f"{name} [{format_ranges(day for day, _ in not_due.values())}] is not due yet, as "
-                "lines of it are still to come: nothing was published. The first day is due on "
-                f"{min(due_date for _, due_date in not_due.values())}"
+                f"{name} [{ranges}] is not due yet: nothing was published. {first_day}: {text}"
             )
 
     def deliver_all(

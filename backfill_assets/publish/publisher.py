@@ -230,11 +230,7 @@ class Publisher(dg.IOManager):
                 if a.obstacle and not a.on_hold
             },
             requested={day for day, a in assessments.items() if a.reason and not a.on_hold},
-            not_due={
-                day: snapshot.graph.due_date(table.name, day)
-                for day, a in assessments.items()
-                if a.not_due
-            },
+            not_due={day: a.not_due for day, a in assessments.items() if a.not_due},
             snapshot=snapshot if carries_state(table) else None,
         )
 

@@ -120,7 +120,7 @@ class ComputePlan:
         input_digests: by day, the input digest, see `staleness.input_digest`.
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
-        not_due: by day that waits for lines which are still to come, the day on which it is due.
+        not_due: by day that waits for lines which are still to come, what it waits for.
         requested: of a stateful table, the days that are not computed for an earlier day's sake.
         snapshot: of a stateful table, what the input digest of a day follows from, given the day
             before.
@@ -135,7 +135,7 @@ class ComputePlan:
     refused: Mapping[date, Expectation]
     requested: Container[date] = ()
     snapshot: Snapshot | None = None
-    not_due: Mapping[date, date] = field(default_factory=dict)
+    not_due: Mapping[date, str] = field(default_factory=dict)
 
     @property
     def table(self) -> Table:

@@ -49,8 +49,9 @@ class DayAssessment:
             this one may change.
         on_hold: whether a person decided against the rows that the inputs give, or, of a stateful
             table, against those of a day that it follows.
-        not_due: whether it has never been published, and lines that it requires are still to come
-            by the arrival days of a source: it waits, whoever requests it.
+        not_due: of a day that has never been published, what it waits for, whoever requests it:
+            lines that are still to come by the arrival days of a source, or the folder of a part.
+            Empty if nothing.
         obstacle: what keeps it from being computed; None if nothing does.
         changing_inputs: the inputs whose planned changes would change the digest.
     """
@@ -59,7 +60,7 @@ class DayAssessment:
     reason: str = ""
     follows_previous_day: bool = False
     on_hold: bool = False
-    not_due: bool = False
+    not_due: str = ""
     obstacle: Obstacle | None = None
     changing_inputs: Sequence[str] = ()
 
@@ -101,14 +102,14 @@ def assess(
     obstacles = find_obstacles(snapshot, table, days, own=not in_order)
     changing = _changing_inputs(snapshot, table, digests)
     published = ledger.published_days
-    not_due = {d for d in days if d not in published and snapshot.awaits_lines(table, d)}
+    not_due = {day: "" if day in published else _wait_text(snapshot, table, day) for day in days}
     assessments = {
         day: DayAssessment(
             digests[day],
             reason=recompute_reason(snapshot, table, day, digests[day], day in requested),
             on_hold=day in on_hold,
-            not_due=day in not_due,
-            obstacle=None if day in not_due else obstacles.get(day),
+            not_due=not_due[day],
+            obstacle=None if not_due[day] else obstacles.get(day),
             changing_inputs=changing.get(day, ()),
         )
         for day in days
@@ -118,6 +119,15 @@ def assess(
             table, assessments, lambda day: find_state_obstacle(snapshot, table, day)
         )
     return assessments
+
+
+def _wait_text(snapshot: Snapshot, table: str, day: date) -> str:
+    """Return what a day that was never published waits for; empty if nothing."""
+    if snapshot.awaits_lines(table, day):
+        due_date = snapshot.graph.due_date(table, day)
+        return f"lines of it are still to come: it is due on {due_date}"
+    folders = [f"{log}[{log_day}]" for log, log_day in snapshot.awaited_folders(table, day)]
+    return f"it waits for the folder of {', '.join(folders)}" if folders else ""
 
 
 def follow_days(

@@ -16,6 +16,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.staleness.finality import FinalityCheck, final_days, finality_check
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
+from backfill_assets.staleness.unloaded import days_without_folder
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Inputs
@@ -27,7 +28,8 @@ class Snapshot:
 
     Attributes:
         graph: of the tables.
-        ledgers: by table; an assessment of a table needs its own and those of its inputs.
+        ledgers: by table; an assessment of a table needs its own, those of its inputs, and, of a
+            table that joins parts, those of their raw logs.
         today: the business day; it decides which days are due. All are if it is not given.
         code_versions: by table, of the code that would compute it now.
         config_digests: by table, of the settings that decide its rows now.
@@ -39,6 +41,7 @@ class Snapshot:
             after that, in which their content is unknown.
         failed: by table, the days that the run in question has failed to publish.
         asset_inputs: the inputs of ordinary assets, which are not in the graph.
+        folder_plans: by raw log and day that a plan loads, whether its folder would be missing.
     """
 
     graph: Graph
@@ -51,6 +54,7 @@ class Snapshot:
     planned: Mapping[str, HypotheticalLedger] = field(default_factory=dict)
     failed: Mapping[str, Collection[date]] = field(default_factory=dict)
     asset_inputs: Mapping[str, Inputs] = field(default_factory=dict)
+    folder_plans: Mapping[str, Mapping[date, bool]] = field(default_factory=dict)
 
     @classmethod
     def from_deployment(
@@ -100,6 +104,27 @@ class Snapshot:
         """
         known = self.today < date.max and table in self.graph.tables
         return known and self.graph.last_arrival(table, day) >= self.today
+
+    def awaited_folders(self, table: str, day: date) -> list[tuple[str, date]]:
+        """Return the log days whose folders a day of all parts waits for, with their raw log.
+
+        A part's own days are published without: they are empty until the folder comes.
+        """
+        logs = self.graph.joined_logs(table)
+        arrivals = sorted(self.graph.arrivals(table, day)) if logs else ()
+        return [(log, d) for log, d in arrivals if log in logs and self._lacks_folder(log, d)]
+
+    def _lacks_folder(self, log: str, day: date) -> bool:
+        if day in (plans := self.folder_plans.get(log, {})):
+            return plans[day]
+        if log not in self._days_without_folder:
+            raw = self.ledgers.get(log)
+            self._days_without_folder[log] = days_without_folder(raw) if raw else set()
+        return day in self._days_without_folder[log]
+
+    @cached_property
+    def _days_without_folder(self) -> dict[str, set[date]]:
+        return {}
 
     def with_planned(self, table: str, days: Collection[date]) -> Self:
         """Return the snapshot in which some days of a table may change, in addition."""

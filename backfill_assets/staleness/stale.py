@@ -134,7 +134,9 @@ def _compute_stale_days(snapshot: Snapshot) -> StaleDays:
     for table, newer_inputs in _newer_inputs(snapshot).items():
         ledger = ledgers[table]
         assessments = assess(snapshot, table, newer_inputs, respects_holds=True, in_order=False)
-        behind = {day: a for day, a in assessments.items() if a.reason and not a.obstacle}
+        behind = {
+            day: a for day, a in assessments.items() if a.reason and not (a.obstacle or a.not_due)
+        }
         reasons = {
             day: StaleReason(
                 newer_inputs[day], ledger.changed_references(day) if day in ledger.latest else {}

@@ -221,6 +221,11 @@ def loaded_manifests(raw: Ledger) -> dict[date, load_manifest.LoadManifest]:
     return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
 
 
+def days_without_folder(raw: Ledger) -> set[date]:
+    """Return the log days that were last loaded without their folder, although it is expected."""
+    return {day for day, manifest in loaded_manifests(raw).items() if manifest.lacks_folder(day)}
+
+
 def _lacks_load(rejected: Ledger, day: date, input_digest: str) -> bool:
     """Return whether the rejected lines of a day were not published from these landed files.
 

@@ -149,6 +149,14 @@ class Graph:
                 )
         return logs
 
+    def joined_logs(self, name: str) -> frozenset[str]:
+        """The raw logs of the parts of which a table reads several; none of other tables."""
+        table = self.tables.get(name)
+        if table is None or table.part:
+            return frozenset()
+        parts = [d.source.name for d in self.inputs[name] if d.source.part]
+        return frozenset().union(*map(self.source_logs, parts))
+
     def policy_of(self, name: str) -> Policy:
         """The policy of a table, with its grain: that of its source, or of all combined."""
         return self._policy_by_table[name]

@@ -132,7 +132,7 @@ class WorldOrders(pa.DataFrameModel):
 def world_orders(
     regions: Annotated[DataFrame, Reads(region_orders, parts=ALL)],
 ) -> DataFrame:
-    """Sum the regions; a day is computed when all of them are there."""
+    """Sum the regions; a day is computed when the folders of all of them have come."""
     return regions.groupBy(F.col("for_day").alias("run_date")).agg(
         F.sum("orders").alias("orders"), F.sum("revenue").cast("decimal(28,2)").alias("revenue")
     )
