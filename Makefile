@@ -81,7 +81,7 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
 
-test-all: $(VENV)/.installed-dev ## all tests there are, the slow ones too (hours); needs the servers
+test-all: $(VENV)/.installed-dev docs ## all tests there are, the slow ones too (hours); needs the servers
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 

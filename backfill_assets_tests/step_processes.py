@@ -6,6 +6,7 @@ is a process in another folder. What steps have in common is the instance, and t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from dagster._core.executor.step_delegating import (
 )
 
 from backfill_assets_guide.examples.host_project import definitions as host_project
+from backfill_assets_tests.helpers.paths import PROJECT
 
 
 class ProcessStepHandler(StepHandler):
@@ -37,7 +39,9 @@ class ProcessStepHandler(StepHandler):
         arguments = step_handler_context.execute_step_args
         (step,) = arguments.step_keys_to_execute or ()
         command = [sys.executable, "-m", *arguments.get_command_args()]
-        self.processes[step] = subprocess.Popen(command, cwd=tempfile.gettempdir())
+        # An installation of the project does not have the tests.
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        self.processes[step] = subprocess.Popen(command, cwd=tempfile.gettempdir(), env=environment)
         yield from ()
 
     def check_step_health(self, step_handler_context: StepHandlerContext) -> CheckStepHealthResult:

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pyspark.sql.types as T
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.delta.commits import Writer
@@ -45,10 +45,10 @@ def column_lab(lab: Lab) -> None:
     url = pipeline.settings.table("daily_sales")
     lab.step("The three weeks, by the code of before.")
     for week in _WEEKS:
-        pipeline.publish_asset(_sales_asset(lab, week, Sales), week)
+        pipeline.publish_asset(_sales_asset(week, Sales), week)
     _show_readers(lab, url)
     lab.step("The new code runs before the table is migrated.")
-    asset = _sales_asset(lab, _WEEKS[-1], SalesByChannel)
+    asset = _sales_asset(_WEEKS[-1], SalesByChannel)
     _report_run(lab, pipeline.publish_asset(asset, _WEEKS[-1]))
     _show_readers(lab, url)
     lab.step("The plan of the migration. It writes nothing.")
@@ -68,9 +68,7 @@ def column_lab(lab: Lab) -> None:
     _report_run(lab, pipeline.publish_asset(asset, _WEEKS[-1]))
     _show_readers(lab, url)
     lab.step("A week of 2021 is loaded again. Its source has no channel.")
-    _report_run(
-        lab, pipeline.publish_asset(_sales_asset(lab, _WEEKS[0], SalesByChannel), _WEEKS[0])
-    )
+    _report_run(lab, pipeline.publish_asset(_sales_asset(_WEEKS[0], SalesByChannel), _WEEKS[0]))
     _show_readers(lab, url)
     lab.lesson(
         "a null is not a value: a reader takes it for zero, or loses the row. Say what the days "
@@ -96,29 +94,29 @@ def _show_careless_ways(lab: Lab) -> None:
         "The last day is appended with the new column, by `mergeSchema`. A report asks for what "
         "was sold on the web, and for what was not."
     )
-    first = _create_sales(lab, _WEEKS[0])
+    first = _create_sales(lab.spark, _WEEKS[0])
     for week in _WEEKS[1:]:
-        first = first.unionByName(_create_sales(lab, week))
+        first = first.unionByName(_create_sales(lab.spark, week))
     last = Window(_WEEKS[-1].end - DAY, _WEEKS[-1].end)
     first.where(f"NOT ({last.sql_condition('day')})").write.format("delta").save(
         lab.table_url(name)
     )
-    rows = _with_channel(_create_sales(lab, last)).write.format("delta").mode("append")
+    rows = _with_channel(_create_sales(lab.spark, last)).write.format("delta").mode("append")
     rows.option("mergeSchema", "true").save(lab.table_url(name))
     show_reader()
     lab.step(
         "The whole table is loaded again, with `overwriteSchema`. The source keeps two years, so "
         "one year is gone."
     )
-    two_years = _create_sales(lab, _WEEKS[1]).selectExpr("*", "'shop' AS channel")
-    reloaded = two_years.unionByName(_with_channel(_create_sales(lab, _WEEKS[2])))
+    two_years = _create_sales(lab.spark, _WEEKS[1]).selectExpr("*", "'shop' AS channel")
+    reloaded = two_years.unionByName(_with_channel(_create_sales(lab.spark, _WEEKS[2])))
     writer = reloaded.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.save(lab.table_url(name))
     show_reader()
 
 
-def _create_sales(lab: Lab, days: Window) -> DataFrame:
-    return lab.spark.range(len(days) * _SHOPS).selectExpr(
+def _create_sales(spark: SparkSession, days: Window) -> DataFrame:
+    return spark.range(len(days) * _SHOPS).selectExpr(
         f"date_add(DATE'{days.start}', CAST(id DIV {_SHOPS} AS INT)) AS day",
         f"concat('shop-', id % {_SHOPS}) AS shop",
         "10L AS amount",
@@ -129,7 +127,7 @@ def _with_channel(sales: DataFrame) -> DataFrame:
     return sales.selectExpr("*", "IF(shop = 'shop-2', 'web', 'shop') AS channel")
 
 
-def _sales_asset(lab: Lab, days: Window, model: Any) -> dg.AssetsDefinition:
+def _sales_asset(days: Window, model: Any) -> dg.AssetsDefinition:
     """An ordinary asset that has the sales of some days, by the code of then or of now."""
 
     @dg.asset(
@@ -146,7 +144,7 @@ def _sales_asset(lab: Lab, days: Window, model: Any) -> dg.AssetsDefinition:
         ),
     )
     def daily_sales() -> DataFrame:
-        sales = _create_sales(lab, days)
+        sales = _create_sales(SparkSession.active(), days)
         if model is Sales:
             return sales
         return (

@@ -7,7 +7,7 @@ from datetime import date
 import dagster as dg
 import pyarrow as pa
 from deltalake import write_deltalake
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commit_log import CommitLog
@@ -26,7 +26,7 @@ def crash_lab(lab: Lab) -> None:
 
     lab.step("One job for all of it dies.")
     with lab.expect_death():
-        sales = _create_sales(lab, Window(_MONTHS[0].start, _MONTHS[-1].end))
+        sales = _create_sales(lab.spark, Window(_MONTHS[0].start, _MONTHS[-1].end))
         # Its files are there. No commit names them.
         sales.write.parquet(lab.table_url("one_shot"))
         raise JobDiedError
@@ -35,13 +35,13 @@ def crash_lab(lab: Lab) -> None:
     lab.step("A job a month that appends. In April it dies after its commit.")
     with lab.expect_death():
         for month in _MONTHS:
-            lab.append(_create_sales(lab, month), "appended")
+            lab.append(_create_sales(lab.spark, month), "appended")
             if month is _APRIL:
                 raise JobDiedError
     _show_reader(lab, lab.table_url("appended"))
     lab.step("It goes on with the month that did not end with success.")
     for month in _MONTHS[_MONTHS.index(_APRIL) :]:
-        lab.append(_create_sales(lab, month), "appended")
+        lab.append(_create_sales(lab.spark, month), "appended")
     _show_reader(lab, lab.table_url("appended"))
 
     _show_daily_jobs(lab)
@@ -50,14 +50,14 @@ def crash_lab(lab: Lab) -> None:
     lab.say("Here: the same months, a run for each, which replaces its days in one commit.")
     lab.step("The run of April dies.")
     ended = [
-        pipeline.publish_asset(_sales_asset(lab, month, dies=month is _APRIL), month)
+        pipeline.publish_asset(_sales_asset(month, dies=month is _APRIL), month)
         for month in _MONTHS[: _MONTHS.index(_APRIL) + 1]
     ]
     lab.show("Dagster", f"runs with success {sum(ended)}   failed {ended.count(False)}")
     _show_reader(lab, url)
     lab.step("All six months are asked for again.")
     for month in _MONTHS:
-        pipeline.publish_asset(_sales_asset(lab, month), month)
+        pipeline.publish_asset(_sales_asset(month), month)
     _show_reader(lab, url)
     lab.lesson(
         "one job for everything loses everything. A job a day loses a day, and starts once for "
@@ -96,7 +96,7 @@ def _append_day(url: str, day: date) -> None:
     write_deltalake(url, pa.table(rows), mode="append")
 
 
-def _sales_asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinition:
+def _sales_asset(month: Window, *, dies: bool = False) -> dg.AssetsDefinition:
     """An ordinary asset that has the sales of a month, or whose run dies."""
 
     @dg.asset(
@@ -107,7 +107,7 @@ def _sales_asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDef
     def daily_sales() -> DataFrame:
         if dies:
             raise JobDiedError
-        return _create_sales(lab, month)
+        return _create_sales(SparkSession.active(), month)
 
     return daily_sales
 
@@ -126,8 +126,8 @@ def _show_reader(lab: Lab, url: str) -> None:
     lab.show("history", f"commits with rows {commits}")
 
 
-def _create_sales(lab: Lab, days: Window) -> DataFrame:
-    return lab.spark.range(len(days) * 3).selectExpr(
+def _create_sales(spark: SparkSession, days: Window) -> DataFrame:
+    return spark.range(len(days) * 3).selectExpr(
         f"date_add(DATE'{days.start}', CAST(id DIV 3 AS INT)) AS day",
         "concat('shop-', id % 3) AS shop",
         "10 + id % 3 AS amount",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -18,8 +17,6 @@ from backfill_assets_tests.ui.browser import CHROMIUM, DRIVER, open_chromium, se
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the documentation, served on loopback."""
-    if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("mkdocs is not installed: `make docs` installs it")
     with serve_folder(site_in(tmp_path_factory.mktemp("site"))) as address:
         yield address
 

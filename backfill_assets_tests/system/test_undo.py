@@ -546,10 +546,7 @@ DAYS = 6
 def make_plan(pipeline, window):
     parameters = BackfillRequest(days=str(window), tables=LAYERS)
     code = pipeline.code
-    graph = pipeline.repository.asset_graph
-    return backfill_jobs.create_plan(
-        pipeline.deployment, graph, pipeline.instance, code, parameters
-    )
+    return backfill_jobs.create_plan(pipeline.deployment, pipeline.instance, code, parameters)
 
 
 def span_of(plan, name):
