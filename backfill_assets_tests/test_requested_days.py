@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from unittest.mock import Mock
 
 import dagster as dg
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from dagster._core.events import DagsterEvent, StepMaterializationData
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills import state_store
+from backfill_assets.backfills import reconcile, state_store
 from backfill_assets.backfills.backfill_plan import Stage
 from backfill_assets.backfills.reconcile import RequestedDays, find_runs, requested_days
 from backfill_assets.backfills.state_store import find_backfill
@@ -448,6 +449,17 @@ def test_a_launch_asks_for_days_of_tables_only(instance):
     failed = BulkActionStatus.COMPLETED_FAILED
     instance.add_backfill(PartitionBackfill("of-a-job", failed, False, {}, NOW.timestamp()))
     assert find_requested(instance, "of-a-job").days == {}
+
+
+def test_a_stage_without_days_is_in_order_and_a_name_that_nobody_knows_is_not(
+    instance, monkeypatch
+):
+    """Of a backfill of weeks, no week ends in some stages."""
+    monkeypatch.setattr(reconcile, "read_ledgers", lambda _: ledgers())
+    save_launch(instance, "of-weeks", {})
+    assert reconcile.reconcile_backfill(DEPLOYMENT, instance, Mock(), "of-weeks").problems == []
+    (problem,) = reconcile.reconcile_backfill(DEPLOYMENT, instance, Mock(), "unknown").problems
+    assert problem.startswith("no commit of unknown is in any table")
 
 
 def test_a_run_without_days_asks_for_none(instance):

@@ -333,7 +333,8 @@ def lateness_figures(
     # Rows of one day are merged: joins would be a broadcast job each.
     rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts, days)
     merged = rows.groupBy("log_date").agg(*figures)
-    merged = merged.withColumns({name: F.lit(value) for name, value in part.items()})
+    if part:  # Spark Connect takes no empty mapping
+        merged = merged.withColumns({name: F.lit(value) for name, value in part.items()})
     return merged.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
 
 

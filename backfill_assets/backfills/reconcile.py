@@ -436,7 +436,8 @@ def reconcile_backfill(
         *requested.not_published,
         *find_replaced_days(ledgers, name, changes),
     ]
-    if not provenance.days_by_code and not any(requested.days.values()):
+    # A launch may have no days: of weeks, a stage in which none ends.
+    if not (provenance.days_by_code or any(requested.days.values()) or backfill.launches):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
     today = deployment.today
     return ReconcileResult(

@@ -182,7 +182,8 @@ def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, 
     keys = [dg.AssetKey([*LAKE, name]) for name in tables]
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         executor = {"max_concurrent": 1, "start_method": FORKS}
-        selected = [*keys, dg.AssetKey("users_report")]
+        lateness = dg.AssetKey([*LAKE, VISITS.lateness.name])
+        selected = [*keys, lateness, dg.AssetKey("users_report")]
         assert run_steps_in_processes(instance, selected, HOST_PROJECT, executor) == {}
         (report,) = tmp_path.glob("storage/users_report/2024-01-01")
         assert pickle.loads(report.read_bytes()) == {"users": 1, "visits": 1, "clicks": 2}
