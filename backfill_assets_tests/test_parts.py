@@ -943,7 +943,7 @@ def test_the_tables_of_the_page():
 # --- a folder that has not come -------------------------------------------------------------------
 
 
-def raw_records(part: str, *missing: int, closed: Iterable[int] = ()) -> Ledger:
+def make_raw_ledger(part: str, *missing: int, closed: Iterable[int] = ()) -> Ledger:
     """The ledger of a part's log, whose days 1 to 3 are loaded; some without their folder."""
     manifests = {
         day(n): LoadManifest(
@@ -967,7 +967,7 @@ def assess_parts(name: str, *logs: Ledger, **more: Any) -> dict[int, str]:
 
 
 def test_a_day_of_all_parts_waits_for_the_folder_of_each():
-    logs = [raw_records("eu"), raw_records("us", 2, 3), raw_records("apac", 3)]
+    logs = [make_raw_ledger("eu"), make_raw_ledger("us", 2, 3), make_raw_ledger("apac", 3)]
     waiting = assess_parts("world_orders", *logs)
     assert waiting == {
         2: "it waits for the folder of raw_orders/us[2024-01-02]",
@@ -978,19 +978,19 @@ def test_a_day_of_all_parts_waits_for_the_folder_of_each():
 
 
 def test_a_folder_that_is_not_expected_is_not_waited_for():
-    assert assess_parts("world_orders", raw_records("us", 2, closed=[2])) == {}
+    assert assess_parts("world_orders", make_raw_ledger("us", 2, closed=[2])) == {}
 
 
 def test_a_published_day_does_not_wait():
     world = ledger(GRAPH.tables["world_orders"], record(1, days(2)))
-    logs = [raw_records("us", 2, 3)]
+    logs = [make_raw_ledger("us", 2, 3)]
     assert [*assess_parts("world_orders", *logs, ledgers={"world_orders": world})] == [3]
 
 
 def test_a_plan_knows_which_folders_come():
     """A folder that a plan loads is there afterwards; a day that it loads without one waits."""
     plans = {"raw_orders/us": {day(1): True, day(2): False}}
-    waiting = assess_parts("world_orders", raw_records("us", 2, 3), folder_plans=plans)
+    waiting = assess_parts("world_orders", make_raw_ledger("us", 2, 3), folder_plans=plans)
     assert [*waiting] == [1, 3]
 
 

@@ -198,8 +198,10 @@ def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]
         if day in failed:
             return DayState.CHECK_FAILED
         if day not in ledger.published_days:
-            waits = DayState.INPUT_MISSING if snapshot.awaited_folders(table, day) else None
-            return DayState.ON_HOLD if day in on_hold else waits or DayState.MISSING
+            if day in on_hold:
+                return DayState.ON_HOLD
+            waits = snapshot.awaited_folders(table, day)
+            return DayState.INPUT_MISSING if waits else DayState.MISSING
         if day in ledger.days_without_record:
             return DayState.UNRECORDED
         if ledger.current_record(day) is None:

@@ -184,9 +184,9 @@ class DeltaIOManager(publisher.Publisher):
         )
         for partition, (_, text) in not_due.items():
             # Its partition stays missing; this is what the UI has to show of it.
-            text = f"not due yet: {text}"
+            description = f"not due yet: {text}"
             context.log_event(
-                dg.AssetObservation(context.asset_key, partition=partition, description=text)
+                dg.AssetObservation(context.asset_key, description, partition=partition)
             )
         if not_due:
             ranges = format_ranges(day for day, _ in not_due.values())

@@ -120,7 +120,7 @@ class ComputePlan:
         input_digests: by day, the input digest, see `staleness.input_digest`.
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
-        not_due: by day that waits for lines which are still to come, what it waits for.
+        not_due: by day that is not due yet, what it waits for; see `DayAssessment`.
         requested: of a stateful table, the days that are not computed for an earlier day's sake.
         snapshot: of a stateful table, what the input digest of a day follows from, given the day
             before.

@@ -153,7 +153,7 @@ def commits_by_day(pipeline: Pipeline, name: str) -> Counter[date]:
     return Counter(d for record in records for d in record.rewritten_days & record.days.keys())
 
 
-def observed(pipeline: Pipeline) -> str:
+def read_last_observation(pipeline: Pipeline) -> str:
     """What the last observation of the world says."""
     key = pipeline.deployment.asset_key("world_orders")
     observations = pipeline.instance.fetch_observations(key, limit=1).records
@@ -193,7 +193,9 @@ def test_a_region_that_is_late_holds_back_only_itself(regions):
     assert commits_by_day(regions, "region_orders/apac")[day(1)] == 2, "empty, then with its lines"
     assert {*commits_by_day(regions, "world_orders")} == {day(1), day(2)}, "of each, once all came"
     regions.run(3, 3, ["world_orders"])
-    assert observed(regions).endswith("it waits for the folder of raw_orders/apac[2024-01-03]")
+    assert read_last_observation(regions).endswith(
+        "it waits for the folder of raw_orders/apac[2024-01-03]"
+    )
     final = Snapshot.from_deployment(regions.deployment, ledgers, day(4)).final_by_table
     assert day(1) in final["stg_orders/eu"]
     assert not final["stg_orders/apac"]
