@@ -65,7 +65,7 @@ from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.assets.input_frames import explode_json
-    from backfill_assets.calendar.partitions import Dimension
+    from backfill_assets.calendar.partitions import HOURS, Dimension
     from backfill_assets.calendar.reach import (
         MONTH,
         PREVIOUS_DAY,
@@ -108,6 +108,7 @@ if TYPE_CHECKING:
 #: modules are imported by way of this one, and some of them need no Spark.
 _MODULES = {
     "ALL": "tables.derived",
+    "HOURS": "calendar.partitions",
     "MONTH": "calendar.reach",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
@@ -174,6 +175,7 @@ _RENAMED = {
 }
 __all__ = [
     "ALL",
+    "HOURS",
     "MONTH",
     "PREVIOUS_DAY",
     "SAME_DAY",

@@ -8,6 +8,12 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from backfill_assets.calendar.partitions import (
+    BusinessDay,
+    Window,
+    parse_calendar_days,
+    parse_days_and_part,
+)
 from backfill_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,8 +80,21 @@ class Deployment:
 
     @property
     def today(self) -> date:
-        """The business day: the date in the time zone of the deployment."""
-        return datetime.now(self.settings.zone).date()
+        """The business day: the date in the time zone of the deployment, with the hour."""
+        return BusinessDay.at(datetime.now(self.settings.zone))
+
+    @cached_property
+    def by_hour(self) -> bool:
+        """Whether tables have parts `HOURS`: the calendar has the day of now as well."""
+        return any(table.by_hour for table in self.tables.values())
+
+    def parse_days(self, text: str) -> Window:
+        """The days of the calendar that a person requests; raises as `parse_calendar_days`."""
+        return parse_calendar_days(text, self.settings, by_hour=self.by_hour)
+
+    def parse_days_and_part(self, text: str) -> tuple[Window | None, str]:
+        """The days and the part that a person requests; raises as `parse_calendar_days`."""
+        return parse_days_and_part(text, self.settings, by_hour=self.by_hour)
 
     @cached_property
     def code(self) -> Code:

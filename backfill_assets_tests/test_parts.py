@@ -227,8 +227,8 @@ def test_all_parts_share_a_table_an_asset_and_a_job():
 
 def test_without_a_dimension_tables_are_the_same_objects():
     tables = {**PLAIN_TABLES}
-    assert all(expanded is tables[name] for name, expanded in expand_parts(tables).items())
-    assert [*expand_parts(tables)] == [*tables]
+    assert all(expanded is tables[name] for name, expanded in expand_parts(tables, "UTC").items())
+    assert [*expand_parts(tables, "UTC")] == [*tables]
     assert all(table.asset_name == name for name, table in tables.items())
 
 
@@ -267,7 +267,7 @@ PLAIN = replace(ORDERS, name="plain", dimension=None)
 def expand(*tables: Table) -> Graph:
     landed = [t for source in (ORDERS, SHOPS, PLAIN) for t in source.tables]
     declared = {table.name: table for table in (*landed, region_orders, *tables)}
-    return Graph(expand_parts(declared), DEPLOYMENT.policy)
+    return Graph(expand_parts(declared, "UTC"), DEPLOYMENT.policy)
 
 
 def test_some_parts_are_read():

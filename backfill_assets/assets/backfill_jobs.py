@@ -12,7 +12,7 @@ from backfill_assets.backfills.changes import is_commit_of, reverted_by_table
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
-from backfill_assets.calendar.partitions import format_ranges, parse_calendar_days
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, one_op_job
@@ -263,7 +263,7 @@ def _build_close_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinit
         try:
             stages.refuse_without_daemons(context.instance)
             source = deployment.graph.find_source(config.source)
-            days = parse_calendar_days(config.days, deployment.settings)
+            days = deployment.parse_days(config.days)
             refuse_closing(deployment, source, days, reopen=config.reopen)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

@@ -45,7 +45,7 @@ def days_by_table(
     table with two inputs.
     """
     graph, settings = deployment.graph, deployment.settings
-    definitions = {name: graph.tables[name].grain.partitions_def(settings) for name in graph.tables}
+    definitions = {name: graph.tables[name].days_def(settings) for name in graph.tables}
     subsets: dict[str, PartitionsSubset] = {}
     for name in tables:
         days = definitions[name]
@@ -150,7 +150,7 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
             of the weeks and months of the days can be built, no day is left after the pilot, or
             files are accepted for tables that are not loaded from files.
     """
-    partitions.parse_calendar_days(request.days, deployment.settings)
+    deployment.parse_days(request.days)
     today = deployment.today
     tables = buildable_tables(deployment.graph, request.tables, today)
     left_out = [*explain_left_out(deployment, tables, request.window, today)]
@@ -197,7 +197,7 @@ def _requested_tables(
     deployment: Deployment, request: backfill_plan.BackfillRequest
 ) -> tuple[str, ...]:
     """The requested tables, inputs first; a table may be retired since it was planned."""
-    partitions.parse_calendar_days(request.days, deployment.settings)
+    deployment.parse_days(request.days)
     if not request.tables:
         return buildable_tables(deployment.graph, (), deployment.today)
     tables = deployment.tables

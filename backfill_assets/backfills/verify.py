@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from backfill_assets.audit import verdicts
-from backfill_assets.calendar.partitions import DAY, Grain, Window, parse_calendar_days
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.ledger_reader import read_ledgers
@@ -197,7 +197,7 @@ def verify_days(
         LandingError: there is no landing at the configured location.
         EngineError: no Spark session is available.
     """
-    parse_calendar_days(str(window), deployment.settings)
+    deployment.parse_days(str(window))
     ledgers = _ledgers_as_of(deployment, as_of or {})
     published_tables = [n for n in deployment.tables if ledgers[n].version is not None]
     if not tables and not published_tables:
@@ -227,7 +227,7 @@ def _partition_runs(
     kinds = dict.fromkeys((t.grain, t.job_name, t.part) for t in map(tables.__getitem__, names))
     for cadence, *same in sorted(kinds, key=lambda kind: [*Grain].index(kind[0])):
         names_of_grain = [n for n in names if [tables[n].job_name, tables[n].part] == same]
-        known = cadence.partitions_def(deployment.settings).has_partition_key
+        known = tables[names_of_grain[0]].days_def(deployment.settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
         for run in cadence.split_into_runs(partitions, deployment.settings.partitions_per_run):
             yield [day for day in partitions if day in run], names_of_grain

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Self
 
-from backfill_assets.calendar.partitions import DAY, Grain, Window
+from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
 
@@ -105,6 +105,8 @@ class Policy:
         absent_days: a missing arrival folder is expected until a folder of this many days later
             was loaded; then its day counts as a day without lines.
         grain: the grain of the partitions that `loadable_days` and `expected_days` return.
+        hours_ahead: so many hours before midnight a day is over: of the hour `05` it is 18. The
+            hours after which a folder is complete (`arrives_after_hours`) are subtracted.
     """
 
     start: date
@@ -117,6 +119,7 @@ class Policy:
     arrives_after: int = 0
     arrival_days: ArrivalDays = ArrivalDays()
     grain: Grain = Grain.DAILY
+    hours_ahead: int = 0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -136,16 +139,22 @@ class Policy:
         """The reprocessing window: which log days decide an event day."""
         return next_days(self.window_days)
 
+    def business_day(self, today: date) -> date:
+        """The day before which all days are over: another one than today for parts `HOURS`."""
+        hours = self.hours_ahead + (today.hour if isinstance(today, BusinessDay) else 0)
+        return today + hours // 24 * DAY
+
     def loadable_days(self, today: date) -> Window:
         """The partitions that are over on a day: for a raw log, the log days that can be loaded."""
-        return self.partitions_until(today - DAY)
+        return self.partitions_until(self.business_day(today) - DAY)
 
     def expected_days(self, today: date, last: date = date.max) -> Window:
         """The partitions that should have been published by the end of a day's nightly run.
 
         With a lag of 1 they end yesterday, or on `last` if that is earlier.
         """
-        return self.partitions_until(min(today - self.lag_days * DAY, last))
+        due_day = self.business_day(today) - self.lag_days * DAY
+        return self.partitions_until(min(due_day, last))
 
     def partitions_until(self, last: date) -> Window:
         """The partitions of the calendar all of whose days are up to a last one."""
@@ -182,6 +191,7 @@ def combine_policies(policies: Sequence[Policy]) -> Policy:
         arrival_days=ArrivalDays(
             tuple(rule for policy in policies for rule in policy.arrival_days.rules)
         ),
+        hours_ahead=min(policy.hours_ahead for policy in policies),
     )
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from backfill_assets.settings import Settings
 
@@ -29,18 +29,22 @@ _RANGE_TAG = "dagster/asset_partition_range_"
 MAX_RANGES = 80
 
 
-def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
+def calendar_bounds(
+    settings: Settings, now: datetime | None = None, *, by_hour: bool = False
+) -> tuple[date, date] | None:
     """The first and the last day that have a partition; None if no day has one yet.
 
     The same as those of `Grain.DAILY.partitions_def`, without Dagster.
     """
     today = (now.astimezone(settings.zone) if now else datetime.now(settings.zone)).date()
-    end = min(settings.end or today, today)
+    end = min(settings.end or date.max, today + by_hour * DAY)
     return (settings.start, end - timedelta(days=1)) if end > settings.start else None
 
 
-def parse_calendar_days(text: str, settings: Settings, now: datetime | None = None) -> "Window":
-    """The days that a person requests.
+def parse_calendar_days(
+    text: str, settings: Settings, now: datetime | None = None, *, by_hour: bool = False
+) -> "Window":
+    """The days that a person requests; the day of now as well if tables have parts `HOURS`.
 
     The text has ranges with commas between them. A range is `FIRST...LAST`, `[FIRST...LAST]` (as in
     the UI), `FIRST..LAST`, `FIRST:LAST` or one day; `2024-01-09...11` has the month of its first.
@@ -48,7 +52,7 @@ def parse_calendar_days(text: str, settings: Settings, now: datetime | None = No
     Raises:
         ValueError: a range is not one of days, reversed, or not all on the calendar.
     """
-    bounds = calendar_bounds(settings, now)
+    bounds = calendar_bounds(settings, now, by_hour=by_hour)
     with suppress(ValueError):
         days = Window.parse(text)
         if bounds and bounds[0] <= days.start < days.end <= bounds[1] + DAY:
@@ -61,7 +65,7 @@ def parse_calendar_days(text: str, settings: Settings, now: datetime | None = No
 
 
 def parse_days_and_part(
-    text: str, settings: Settings, now: datetime | None = None
+    text: str, settings: Settings, now: datetime | None = None, *, by_hour: bool = False
 ) -> tuple["Window | None", str]:
     """The days that a person requests, and the part, as `2024-01-05...07/eu`.
 
@@ -72,8 +76,8 @@ def parse_days_and_part(
     """
     days_text, _, part = text.partition(PART_MARK)
     if days_text:
-        return parse_calendar_days(days_text, settings, now), part
-    bounds = calendar_bounds(settings, now) if part else None
+        return parse_calendar_days(days_text, settings, now, by_hour=by_hour), part
+    bounds = calendar_bounds(settings, now, by_hour=by_hour) if part else None
     return Window(bounds[0], bounds[1] + DAY) if bounds else None, part
 
 
@@ -114,6 +118,11 @@ BY_DIMENSION = "_by_"
 _DIMENSION = re.compile(r"(?!for_day\Z)[A-Za-z][A-Za-z0-9_]*")
 #: Dagster takes no `...` in a key.
 _PART = re.compile(r"(?!\d{4}-\d{2}-\d{2}\Z)(?!.*\.\.\.)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def name_of_part(part: str) -> str:
+    """A part as the end of a name of Dagster, which takes letters, digits and `_`."""
+    return re.sub(r"\W", "_", part).lower()
 
 
 @dataclass(frozen=True)
@@ -173,9 +182,39 @@ class Dimension:
         return dg.MultiPartitionKey({DATE_DIMENSION: str(day), self.name: part})
 
 
-def name_of_part(part: str) -> str:
-    """A part as the end of a name of Dagster, which takes letters, digits and `_`."""
-    return re.sub(r"\W", "_", part).lower()
+#: The hours of a day, `00` to `23`: the local hour of the event in the deployment's time zone. The
+#: hour that clocks repeat is one part; on a day without an hour, nothing is expected in its part.
+#: A part is due when its hour is over, so tables by hour have a partition of the day of now, too.
+HOURS = Dimension("hour", [f"{hour:02}" for hour in range(24)])
+
+
+class BusinessDay(date):
+    """The date in the deployment's time zone, with the hour of now; a plain date is its beginning.
+
+    A day of tables with parts `HOURS` is over when its hour is: see `Policy.business_day`.
+    """
+
+    #: The hour, 0 to 23, of now in the time zone.
+    hour = 0
+
+    @classmethod
+    def at(cls, now: datetime) -> Self:
+        """The date and the hour of a moment in the deployment's time zone."""
+        day = cls(now.year, now.month, now.day)
+        day.hour = now.hour
+        return day
+
+    @classmethod
+    def an_hour_before(cls, today: date) -> Self:
+        """The date and the hour that were an hour before those of today."""
+        hour = today.hour if isinstance(today, BusinessDay) else 0
+        return cls.at(datetime.combine(today, time(hour)) - timedelta(hours=1))
+
+
+def has_hour(day: date, hour: int, zone: tzinfo) -> bool:
+    """Whether clocks of a time zone show an hour, or some of it, on a day."""
+    minutes = (datetime.combine(day, time(hour, minute), zone) for minute in (0, 15, 30, 45))
+    return any(at.astimezone(timezone.utc).astimezone(zone) == at for at in minutes)
 
 
 def split_key(key: str) -> tuple[date, str]:
@@ -510,11 +549,13 @@ class Grain(Enum):
         tags = {f"{_RANGE_TAG}start": first, f"{_RANGE_TAG}end": last}
         return {**tags, DAYS_TAG: str(window)} if isinstance(window, DaySet) else tags
 
-    def partitions_def(self, settings: Settings) -> "dg.TimeWindowPartitionsDefinition":
+    def partitions_def(
+        self, settings: Settings, *, by_hour: bool = False
+    ) -> "dg.TimeWindowPartitionsDefinition":
         """The partitions definition for Dagster.
 
         One for all tables of a grain: with different start days, Dagster splits a backfill into
-        many runs.
+        many runs. Tables by hour have the day of now as well.
         """
         import dagster as dg
 
@@ -524,7 +565,7 @@ class Grain(Enum):
             "timezone": settings.timezone,
         }
         if self is Grain.DAILY:
-            return dg.DailyPartitionsDefinition(**arguments)
+            return dg.DailyPartitionsDefinition(**arguments, end_offset=int(by_hour))
         if self.first_weekday is None:
             return dg.MonthlyPartitionsDefinition(**arguments)
         # Dagster counts weekdays from Sunday.

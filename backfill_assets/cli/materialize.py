@@ -201,10 +201,10 @@ def _find_partitions(
 
     graph, days_by_table = deployment.graph, {}
     for name, table in tables.items():
-        exists = table.grain.partitions_def(deployment.settings).has_partition_key
+        exists = table.days_def(deployment.settings).has_partition_key
         partitions, start = table.grain.partitions_of(window), graph.policy_of(name).start
         existing = [day for day in partitions if exists(str(day)) and day >= start]
-        early = [day for day in existing if graph.last_arrival(name, day) >= deployment.today]
+        early = [day for day in existing if not graph.is_over(name, day, deployment.today)]
         days_by_table[name] = [day for day in existing if day not in early]
         for days, reason in (
             ([day for day in partitions if day not in existing], "not over, or before the start"),

@@ -111,14 +111,11 @@ def _plan_undo(
 ) -> Status:
     """Print what an undo would revert, or why it would be refused (`FINDING`); writes nothing."""
     from backfill_assets.backfills.undo import plan_undo
-    from backfill_assets.calendar.partitions import parse_days_and_part
     from backfill_assets.shadow import switch
     from backfill_assets.tables.table import table_name
 
     part = parameters.chosen_part()
-    partitions, _ = parse_days_and_part(
-        table_name(str(partitions or ""), part), deployment.settings
-    )
+    partitions, _ = deployment.parse_days_and_part(table_name(str(partitions or ""), part))
     plan = plan_undo(deployment, backfill, partitions, part=part)
     problems = [*plan.problems]
     if not problems and (message := plan.explain_nothing_to_undo()):

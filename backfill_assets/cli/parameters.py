@@ -62,12 +62,22 @@ class Partitions(click.ParamType):
         if ctx and param:
             value = split_part(ctx, param, value)
         try:
-            days = partitions.parse_calendar_days(value, settings)
+            days = _parse_days(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if isinstance(days, partitions.DaySet) and not self.gaps:
             self.fail(f"{days} has gaps: give one range here", param, ctx)
         return days
+
+
+def _parse_days(text: str, settings: Settings) -> partitions.Window:
+    """The days of the calendar; the declarations are imported only for those that it may lack."""
+    try:
+        return partitions.parse_calendar_days(text, settings)
+    except ValueError:
+        from backfill_assets.deployment import Deployment
+
+        return Deployment(settings).parse_days(text)
 
 
 class ChunkDays(click.ParamType):

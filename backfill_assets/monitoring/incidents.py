@@ -9,7 +9,7 @@ from threading import Lock
 import dagster as dg
 
 from backfill_assets.audit.verdicts import Severity
-from backfill_assets.calendar.partitions import DAY, format_ranges, split_key
+from backfill_assets.calendar.partitions import DAY, BusinessDay, format_ranges, split_key
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.delta.commits import LOG_RETENTION
@@ -250,7 +250,8 @@ def clock_incidents(snapshot: MonitoringSnapshot, log: str) -> Iterator[Incident
         snapshot.unloaded[log], snapshot.graph.policy_of(log), snapshot.today
     ):
         yield Incident("nothing lands", log, "", warning)
-    if ahead := [day for day in snapshot.ledgers[log].published_days if day >= snapshot.today]:
+    today = snapshot.graph.policy_of(log).business_day(snapshot.today)
+    if ahead := [day for day in snapshot.ledgers[log].published_days if day >= today]:
         detail = (
             f"{log} [{format_ranges(ahead)}] is published, and by this machine's clock these days "
             "are not over: the clock runs behind, or ran ahead when they were loaded. Set the "
@@ -342,7 +343,7 @@ class Monitor:
     @property
     def today(self) -> date:
         """The business day."""
-        return self.clock().astimezone(self.deployment.settings.zone).date()
+        return BusinessDay.at(self.clock().astimezone(self.deployment.settings.zone))
 
     def read_snapshot(self, instance: dg.DagsterInstance) -> MonitoringSnapshot:
         """Read everything that the day states are derived from."""

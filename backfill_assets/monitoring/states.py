@@ -12,7 +12,7 @@ from datetime import date
 from functools import cached_property
 
 from backfill_assets.audit.verdicts import rows_differ
-from backfill_assets.calendar.partitions import DAY, Window, format_ranges
+from backfill_assets.calendar.partitions import DAY, BusinessDay, Window, format_ranges
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -147,7 +147,7 @@ class MonitoringSnapshot(Snapshot):
     def unloaded_by_log(self) -> Mapping[str, set[date]]:
         """By raw log, landed log days that should be loaded by now."""
         return {
-            log: self._overdue_days(unloaded.days_to_load)
+            log: self._overdue_days(log, unloaded.days_to_load)
             for log, unloaded in self.unloaded.items()
         }
 
@@ -155,7 +155,7 @@ class MonitoringSnapshot(Snapshot):
     def absent_by_log(self) -> Mapping[str, set[date]]:
         """By raw log, log days that should have landed by now."""
         return {
-            log: self._overdue_days(unloaded.missing_days)
+            log: self._overdue_days(log, unloaded.missing_days)
             for log, unloaded in self.unloaded.items()
         }
 
@@ -170,9 +170,14 @@ class MonitoringSnapshot(Snapshot):
         logs = self.graph.source_logs(table)
         last = min((self.unloaded[log].last_day_requested for log in logs), default=date.max)
         today = self.today - DAY if self.before_deadline else self.today
+        if self.ledgers[table].table.by_hour:
+            today = BusinessDay.an_hour_before(self.today)  # it is loaded within the hour
         return self.graph.expected_days(table, today, last)
 
-    def _overdue_days(self, log_days: Collection[date]) -> set[date]:
+    def _overdue_days(self, log: str, log_days: Collection[date]) -> set[date]:
+        if self.ledgers[log].table.by_hour:
+            an_hour_before = BusinessDay.an_hour_before(self.today)
+            return set(log_days) & {*self.graph.policy_of(log).loadable_days(an_hour_before)}
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has landed.
         coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
         return set(log_days) - (coming if self.before_deadline else set())

@@ -9,7 +9,6 @@ from pydantic import Field
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.diff import as_table
 from backfill_assets.backfills.undo import NothingToUndoError
-from backfill_assets.calendar.partitions import parse_calendar_days, parse_days_and_part
 from backfill_assets.dagster_ext.failures import is_retry
 from backfill_assets.dagster_ext.internals import one_op_job
 from backfill_assets.delta import targets
@@ -98,7 +97,7 @@ def _build_shadow_job(
         )
         stages = []
         try:
-            parse_calendar_days(config.days, deployment.settings)
+            deployment.parse_days(config.days)
             publisher = deployment.io_manager(context.resources)
             target = build.prepare_target(publisher, deployment, config.target, request)
             for stage in build.build_stages(publisher, deployment, assets, target, request):
@@ -195,7 +194,7 @@ def _build_switch_job(deployment: Deployment, code: Code) -> dg.JobDefinition:
         publisher, run = deployment.io_manager(context.resources), context.run
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
-            only = parse_calendar_days(config.days, deployment.settings) if config.days else None
+            only = deployment.parse_days(config.days) if config.days else None
             for table, results in switch.switch_over(
                 publisher, deployment, code, config.target, run.run_id, tags, only
             ):
@@ -228,7 +227,7 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             names = switch.resolve_names(deployment, config.backfill)
-            days, part = parse_days_and_part(config.days, deployment.settings)
+            days, part = deployment.parse_days_and_part(config.days)
             switch.refuse_undo(deployment, context.instance, names, days)
             for table, day_results in switch.undo_backfill_or_switch(
                 publisher, deployment, context.instance, names, context.run.run_id, tags, days, part

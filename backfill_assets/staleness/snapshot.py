@@ -103,7 +103,7 @@ class Snapshot:
         Not if the business day is not known.
         """
         known = self.today < date.max and table in self.graph.tables
-        return known and self.graph.last_arrival(table, day) >= self.today
+        return known and not self.graph.is_over(table, day, self.today)
 
     def awaited_folders(self, table: str, day: date) -> list[tuple[str, date]]:
         """Return the log days whose folders a day of all parts waits for, with their raw log.

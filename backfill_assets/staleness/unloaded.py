@@ -77,7 +77,7 @@ def find_unloaded_days(
     known_days = {*loaded, *raw.published_days, *raw.revocations}
     log_days = [
         day
-        for day in policy.partitions_until(min(last_expected, today - DAY))
+        for day in policy.partitions_until(min(last_expected, log_window.end - DAY))
         if day not in known_days
     ]
     log_days += [day for day in known_days if day in log_window]
@@ -327,7 +327,7 @@ def _reasons_not_to_close(
         manifest = manifests.get(day)
         if day < policy.start:
             yield day, f"is before the first day of the source, {policy.start}"
-        elif day >= deployment.today:
+        elif day >= policy.business_day(deployment.today):
             yield day, "is not over: its folder may still come"
         elif day in listing.folders or (manifest and day in manifest.present_days):
             yield day, f"has a folder: {folder_name(day)} has come"

@@ -540,13 +540,18 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
     return source_models.build_model(f"{facts.model.__name__}Corrections", doc, columns)
 
 
-def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
+def expand_parts(declared: Mapping[str, Table], timezone: str) -> dict[str, Table]:
     """The tables, with one for each part in place of a table that has a second dimension.
 
     A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
     due, final, held back or undone.
+
+    Args:
+        declared: the tables, inputs first.
+        timezone: IANA name of the deployment's time zone, for parts that are hours.
     """
     tables: dict[str, Table] = {}
+    sources: dict[str, Source] = {}
 
     def find(table: Table, part: str) -> Any:
         return tables.get(table_name(table.name, part)) or tables.get(table.name, table)
@@ -557,8 +562,10 @@ def expand_parts(declared: Mapping[str, Table]) -> dict[str, Table]:
             if isinstance(table, Derived):
                 built = _with_parts(table, part, find)
             elif isinstance(table, SourceTable) and part:
-                tables_of_part = table.source.parts[part].tables
-                built = next(t for t in tables_of_part if t.role is table.role)
+                source_name = table_name(table.source.name, part)
+                if source_name not in sources:
+                    sources[source_name] = table.source.parts[part].in_business_zone(timezone)
+                built = next(t for t in sources[source_name].tables if t.role is table.role)
             elif isinstance(table, Current) and part:
                 built = current_table(find(table.base, part), name=new_name, doc=doc)
             elif isinstance(table, Corrections) and part:

@@ -214,6 +214,10 @@ class Graph:
         last_day = self.tables[table].grain.days_of(day).end - DAY
         return max([last_day, *(log_day for _log, log_day in self.arrivals(table, day))])
 
+    def is_over(self, table: str, day: date, today: date) -> bool:
+        """Whether the last log day that a day waits for is over, for parts `HOURS` by the hour."""
+        return self.last_arrival(table, day) < self.policy_of(table).business_day(today)
+
     def due_date(self, table: str, day: date) -> date:
         """The business day whose nightly run first publishes a day, with all that it requires."""
         return self.last_arrival(table, day) + self.policy.lag_days * DAY
@@ -224,7 +228,7 @@ class Graph:
         Up to `last`, if that is earlier. A day is not due before those ahead of it.
         """
         policy = self.policy_of(table)
-        grain = policy.grain
+        grain, today = policy.grain, policy.business_day(today)
         day = grain.first_day(today)
         while day >= policy.start and self.due_date(table, day) > today:
             day = grain.first_day(day - DAY)
@@ -398,7 +402,7 @@ def load_graph(settings: Settings, declared: Iterable[object] | None = None) -> 
             _check_versions(tables_path, tables, table)
     collect_lookups(tables, tables_path)
     _check_dimensions(tables_path, tables.values())
-    return Graph(expand_parts(tables), policy)
+    return Graph(expand_parts(tables, settings.timezone), policy)
 
 
 def _check_starts(place: str, policy: Policy, table: Table) -> None:

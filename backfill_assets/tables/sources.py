@@ -10,15 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from zoneinfo import ZoneInfo
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
-from backfill_assets.calendar.partitions import Dimension, name_of_part
+from backfill_assets.calendar.partitions import HOURS, Dimension, has_hour, name_of_part
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
@@ -190,6 +191,8 @@ class Source:
             arrives in, such as 1 if the file of a day comes the next day. Lateness and the
             reprocessing window are counted from then. The tables by event day are first published
             this many days later.
+        arrives_after_hours: the hours after the end of a day, or of an hour of `HOURS`, after which
+            its folder is complete: nothing of it is due, or missed, before then.
         arrives_on: the days on which a folder is expected, each day if not given: weekdays, as
             `"mon-sat"` or `["mon", "thu"]`; the days themselves, as a set of dates; or a function
             of a date, such as one that knows the bank holidays. Any other day is an empty one, and
@@ -236,6 +239,7 @@ class Source:
     window_days: int | None = None
     late_lines: Literal["correct", "drop"] | None = None
     arrives_after: int = 0
+    arrives_after_hours: int = 0
     arrives_on: ArrivesOn | None = None
     hourly: bool = False
     named: Mapping[Role, str] = field(default_factory=dict)
@@ -296,6 +300,7 @@ class Source:
             "window_days": (arguments.none_or(arguments.is_whole_number), days),
             "late_lines": (lambda x: x in (None, "correct", "drop"), lateness),
             "arrives_after": (arguments.is_whole_number, days),
+            "arrives_after_hours": (arguments.is_whole_number, "a whole number of hours"),
             "arrives_on": (ArrivalDays.can_parse, arrival_days),
             "hourly": (arguments.is_bool, "True or False"),
             "named": (_is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'),
@@ -368,6 +373,15 @@ class Source:
 
     def _check_dimension(self, name: str) -> None:
         """Raise if the column of the part, which all tables have, would be another column."""
+        if self.hourly and self.dimension == HOURS:
+            raise arguments.DeclarationError(
+                f"source {self.name}: its dimension is HOURS: leave out hourly"
+            )
+        if self.dimension == HOURS and self.event_time in self.dated_times:
+            raise arguments.DeclarationError(
+                f"source {self.name}: its dimension is HOURS, and {self.event_time} is a date "
+                "without an hour: make it a T.TimestampType"
+            )
         tables = replace(self, dimension=None).tables
         if name in self.fields:
             fits = isinstance(self.types[name], T.StringType) and name not in self.may_be_null
@@ -558,6 +572,19 @@ class Source:
         return {part: replace(self, part=part, start=start) for part, start in starts.items()}
 
     @property
+    def hour(self) -> int | None:
+        """The hour of the day that its part is; None if its dimension is not `HOURS`."""
+        return int(self.part) if self.part and self.dimension == HOURS else None
+
+    def in_business_zone(self, timezone: str) -> Self:
+        """The source, of which nothing is expected on days that lack its hour in a time zone."""
+        if self.hour is None:
+            return self
+        zone, expected_days = ZoneInfo(timezone), self.arrival_days
+        exists = partial(has_hour, hour=self.hour, zone=zone)
+        return replace(self, arrives_on=lambda day: day in expected_days and exists(day))
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """The deployment's settings that this source overrides, by field."""
         values = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
@@ -572,6 +599,8 @@ class Source:
         changes["window_days"] += self.arrives_after
         changes["arrives_after"] = self.arrives_after
         changes["arrival_days"] = self.arrival_days
+        last_hour = 23 if self.hour is None else self.hour
+        changes["hours_ahead"] = 23 - last_hour - self.arrives_after_hours
         if late_lines := changes.pop("late_lines", None):
             changes["corrects"] = late_lines == "correct"
         return replace(policy, **changes)

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     BY_DIMENSION,
+    HOURS,
     PART_MARK,
     Dimension,
     Grain,
@@ -190,9 +191,18 @@ class Table(table_options.TableOptions):
         parts = [f"{prefix}`{column}` = '{part}'" for column, part in self.part_values.items()]
         return " AND ".join([f"({condition})", *parts]) if parts else condition
 
+    @property
+    def by_hour(self) -> bool:
+        """Whether its parts are the hours of a day: they are due during the day."""
+        return self.dimension == HOURS
+
+    def days_def(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
+        """The days, weeks or months of Dagster's partitions."""
+        return self.grain.partitions_def(settings, by_hour=self.by_hour)
+
     def partitions_def(self, settings: Settings) -> dg.PartitionsDefinition:
         """The partitions definition for Dagster."""
-        days = self.grain.partitions_def(settings)
+        days = self.days_def(settings)
         return self.dimension.partitions_def(days) if self.dimension else days
 
     def partition_key(self, day: date) -> str:
