@@ -292,9 +292,11 @@ def test_the_calendar_is_that_of_the_partitions():
     for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
         for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
             settings = load_settings(end=end and date.fromisoformat(end), timezone=zone)
-            keys = Grain.DAILY.partitions_def(settings).get_partition_keys(current_time=now)
-            first, last = calendar_bounds(settings, now)
-            assert [str(first), str(last)] == [keys[0], keys[-1]]
+            for by_hour in (False, True):
+                days = Grain.DAILY.partitions_def(settings, by_hour=by_hour)
+                keys = days.get_partition_keys(current_time=now)
+                first, last = calendar_bounds(settings, now, by_hour=by_hour)
+                assert [str(first), str(last)] == [keys[0], keys[-1]]
 
 
 def test_before_its_second_day_a_calendar_is_empty():

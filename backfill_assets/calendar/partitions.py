@@ -204,6 +204,12 @@ class BusinessDay(date):
         day.hour = now.hour
         return day
 
+    def __add__(self, other: timedelta) -> date:  # type: ignore[override] # no hour is known of it
+        return date(self.year, self.month, self.day) + other
+
+    def __sub__(self, other: Any) -> Any:
+        return date(self.year, self.month, self.day) - other
+
     @classmethod
     def an_hour_before(cls, today: date) -> Self:
         """The date and the hour that were an hour before those of today."""

@@ -389,7 +389,7 @@ def read_snapshot(
         LandingError: the landing is not where the settings say.
     """
     now = now.astimezone(deployment.settings.zone)
-    ledgers, today = read_ledgers(deployment), now.date()
+    ledgers, today = read_ledgers(deployment), BusinessDay.at(now)
     return MonitoringSnapshot(
         deployment.graph,
         ledgers,

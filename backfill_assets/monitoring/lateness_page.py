@@ -531,7 +531,7 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
         log = load_log(url)
         of_part = [(column, "=", part) for column, part in lateness.part_values.items()]
         rows = (
-            log.to_pyarrow_table(filesystem=folder_filesystem(url), partitions=of_part or None)
+            log.to_pyarrow_table(filesystem=folder_filesystem(url), filters=of_part or None)
             if log
             else None
         )

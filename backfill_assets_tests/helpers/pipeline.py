@@ -184,12 +184,14 @@ class Pipeline:
         tags |= more.pop("tags", {})
         return self.run(window.start, window.end - DAY, assets, tags=tags, **more)
 
-    def night(self, today: date, assets: Sequence[str] = ()) -> list[dg.RunRequest]:
+    def night(
+        self, today: date, assets: Sequence[str] = (), at: time = time(2)
+    ) -> list[dg.RunRequest]:
         """What the daemon does in a night: the schedule's tick, and the sensor's until it rests.
 
         Of what is asked for, only the given assets are run, if any are given.
         """
-        self.now = datetime.combine(today, time(2), tzinfo=self.settings.zone)
+        self.now = datetime.combine(today, at, tzinfo=self.settings.zone)
         launched = self.launch(self.tick_schedule(), assets)
         while requests := self.launch(self.tick("touched_days").run_requests or [], assets):
             launched += requests

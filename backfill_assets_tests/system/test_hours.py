@@ -1,152 +1,154 @@
-"""A source whose files land by the hour, and the table by day that is made of it."""
+"""Tables by hour: an hour is loaded and published when it is over, a day when all its hours are."""
 
 from __future__ import annotations
 
-import shutil
-from datetime import datetime, time
+import json
+import os
+from collections import Counter
+from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
+from random import Random
 
-import dagster as dg
-import pyarrow as arrow
-import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.audit.raw_expectations import ACCEPT_TAG
-from backfill_assets.backfills.verify import VerifyOutcome
-from backfill_assets.calendar.partitions import Window, days_of_run
-from backfill_assets.landing.listing import list_landing
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, run_undo, run_verify
-from backfill_assets_tests.neighbours import TAPS, Taps, taps_by_hour
+from backfill_assets.calendar.partitions import DAY, has_hour
+from backfill_assets.monitoring.incidents import read_snapshot
+from backfill_assets.spark.session import Engine
+from backfill_assets_tests.helpers.pipeline import Pipeline
 
-LOG = TAPS.raw.name
-#: Of lines that are all accepted.
-MADE = (LOG, TAPS.staged.name, taps_by_hour.name)
-NAMES = (*MADE, TAPS.rejected.name)
+#: The day without an hour `02` in Berlin.
+SPRING = date(2024, 3, 31)
+#: Days after the event day on which a line still counts.
+WINDOW = 1
 
 
-@pytest.fixture
-def taps(engine, spark, tmp_path: Path) -> Taps:
-    (tmp_path / "landing" / "taps").mkdir(parents=True)
-    return Taps(engine, tmp_path, land=False, tables="backfill_assets_tests.neighbours:HOURS")
+class Model:
+    """The landing of views, and what the tables must have of it, in plain Python."""
+
+    def __init__(self, engine: Engine, root: Path, start: date, end: date) -> None:
+        self.pipeline = Pipeline(
+            engine,
+            root,
+            land=False,
+            tables="backfill_assets_guide.examples.hours:TABLES",
+            timezone="Europe/Berlin",
+            start=start,
+            end=end,
+        )
+        self.start, self.zone = start, self.pipeline.settings.zone
+        self.lines: list[tuple[date, int, datetime, str]] = []
+
+    def land(
+        self, day: date, hour: int, events: list[tuple[datetime, str]], name: str = "a.jsonl"
+    ) -> None:
+        """Put views, by local time and page, into the folder of an hour."""
+        folder = self.pipeline.landing / f"views/arrival_date={day}/hour={hour:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for at, page in events:
+            moment = at.astimezone(timezone.utc).isoformat()
+            view = {"view_id": f"{moment} {len(self.lines)}", "page": page, "viewed_at": moment}
+            rows.append(json.dumps(view) + "\n")
+            self.lines.append((day, hour, at, page))
+        (folder / name).write_text("".join(rows))
+
+    def at(self, day: date, hour: int, minute: int = 0, *, fold: int = 0) -> datetime:
+        """A moment of the local clock."""
+        return datetime.combine(day, time(hour, minute, fold=fold), self.zone)
+
+    def is_over(self, day: date, hour: int) -> bool:
+        """Whether an hour of a day is over as of now."""
+        now = self.pipeline.now.replace(tzinfo=None)
+        return datetime.combine(day, time(hour)) + timedelta(hours=1) <= now
+
+    def hours(self) -> dict[tuple[date, int, str], int]:
+        """Views by day, hour and page, of the hours that are over as of now."""
+        return Counter(
+            (at.date(), at.hour, page)
+            for day, hour, at, page in self.lines
+            if at.hour == hour and self.is_over(day, hour) and (day - at.date()).days <= WINDOW
+        )
+
+    def days(self) -> dict[tuple[date, str], int]:
+        """Views by day and page, of the days of which all folders have come."""
+        came = {(day, hour) for day, hour, _, _ in self.lines}
+        views: Counter[tuple[date, str]] = Counter()
+        for (day, _, page), count in self.hours().items():
+            needed = {(day, hour) for hour in range(24) if has_hour(day, hour, self.zone)}
+            if needed <= came and self.is_over(day, 23):
+                views[day, page] += count
+        return views
+
+    def tick(self, day: date, hour: int, minute: int) -> None:
+        """What the daemon does at a time; the rows are those of plain Python then."""
+        self.pipeline.night(day, at=time(hour, minute))
+        rows = self.pipeline.rows("hourly_views")
+        hours = {(r["run_date"], int(r["hour"]), r["page"]): r["views"] for r in rows}
+        assert hours == self.hours()
+        days = self.days()
+        rows = self.pipeline.rows("daily_views") if days else []
+        assert {(r["run_date"], r["page"]): r["views"] for r in rows} == days
+
+    def bad_states(self) -> dict[str, set[str]]:
+        """By table with days that are not in order, their states."""
+        snapshot = read_snapshot(
+            self.pipeline.deployment, self.pipeline.instance, self.pipeline.now
+        )
+        states = {name: snapshot.states_of(name) for name in snapshot.ledgers}
+        return {
+            name: {f"{day}: {state.value}" for day, state in by_day.items() if not state.is_good}
+            for name, by_day in states.items()
+            if any(not state.is_good for state in by_day.values())
+        }
 
 
-def audit_message(result: dg.ExecuteInProcessResult, n: int, name: str = LOG) -> str:
-    """What the audit says of a day of the log."""
-    (evaluation,) = (
-        e
-        for e in result.get_asset_check_evaluations()
-        if (e.asset_key, e.check_name, e.partition)
-        == (dg.AssetKey(name), "conservation", str(day(n)))
-    )
-    return evaluation.description or ""
-
-
-def test_hours_are_read_and_a_late_one_makes_its_day_again(taps: Taps) -> None:
-    for n in (1, 2):
-        taps.whole_day(n)
-    taps.whole_day(3, without=[4, 23])
-    (taps.hour(3, 5) / "part-0.jsonl").unlink()  # the hour came, with nothing
-    result = taps.run(1, 3, NAMES)
-    assert taps.made(1) == taps.made(2) == dict.fromkeys(range(24), 1)
-    assert taps.made(3) == dict.fromkeys({*range(24)} - {4, 5, 23}, 1)
-    assert taps.files(2) == {f"arrival_date={day(2)}/hour={h:02}/part-0.jsonl" for h in range(24)}
-    assert "no folder" not in audit_message(result, 1)
-    assert f"2 hour(s) of arrival_date={day(3)} have no folder: 04, 23" in audit_message(result, 3)
-    # The hours of a day come after it was loaded; nobody has to say so.
-    taps.tap(3, 23, ["a", "b"])
-    taps.now = datetime.combine(day(4), time(2), tzinfo=taps.settings.zone)
-    (request,) = (r for r in taps.tick_schedule() if dg.AssetKey(LOG) in (r.asset_selection or ()))
-    assert days_of_run(request.tags) == Window(day(3), day(4))
-    taps.run(3, 3, MADE, tags={"dagster/schedule_name": "nightly"})
-    assert taps.made(3)[23] == 2
-    plan = make_plan(taps, str(day(3)), tables=NAMES)
-    assert plan.tables[taps_by_hour.name].identical
-    # The last of them: the warning ends.
-    taps.tap(3, 4, ["c"])
-    plan = make_plan(taps, str(day(3)), tables=NAMES)
-    assert not plan.tables[TAPS.raw.name].identical
-    assert "no folder" not in audit_message(taps.run(3, 3, MADE), 3)
-    assert taps.made(3)[4] == 1
-    ends = (LOG, taps_by_hour.name)
-    matches = run_verify(taps.settings, taps.io_manager.engine, Window(day(1), day(4)), ends)
-    assert {(found.table, found.outcome) for found in matches} == {
-        (name, VerifyOutcome.MATCHES) for name in ends
-    }
+def test_hours_are_published_during_the_day(engine, spark, tmp_path):
+    """On the day without an hour: nobody waits for it, and nothing is red before its hour."""
+    model = Model(engine, tmp_path, SPRING, SPRING + DAY)
+    model.land(SPRING, 0, [(model.at(SPRING, 0, 30), "home")])
+    model.tick(SPRING, 1, 5)
+    model.land(SPRING, 1, [(model.at(SPRING, 1, 59), "home"), (model.at(SPRING, 0, 7), "cart")])
+    model.tick(SPRING, 3, 5)
+    (rejected,) = model.pipeline.rows("raw_views_rejected")
+    assert rejected["reason"] == "bad viewed_at: of hour 00, its folder says 01"
+    assert model.bad_states() == {}
+    keys = model.pipeline.materialized("raw_views")
+    assert keys == {f"{SPRING}|00", f"{SPRING}|01", f"{SPRING}|02"}, "without lines: not expected"
 
 
 @pytest.mark.slow
-def test_a_purged_landing_of_hours_takes_nothing_away(taps: Taps) -> None:
-    taps.whole_day(1, without=[9])
-    before = taps.run(1, 1, NAMES)
-    assert "no folder: 09" in audit_message(before, 1)
-    hours = taps.made(1)
-    for hour in range(12):
-        shutil.rmtree(taps.landing / "taps" / f"arrival_date={day(1)}" / f"hour={hour:02}", True)
-    taps.tap(1, 20, ["more"], "part-1.jsonl")
-    # What was loaded has come: the hour that never came alone is missing.
-    assert "no folder: 09." in audit_message(taps.run(1, 1, NAMES), 1)
-    assert taps.made(1) == hours | {20: 2}
+@pytest.mark.parametrize("start", [SPRING - DAY, date(2024, 10, 26)])
+def test_days_by_the_hour(engine, spark, tmp_path, start):
+    """With late lines, folders that come hours late, and the days on which clocks change."""
+    day_count = int(os.environ.get("BACKFILL_TEST_HOUR_DAYS", "2"))
+    random = Random(str(start))
+    model = Model(engine, tmp_path, start, start + (day_count + 2) * DAY)
+    late: list[tuple[date, int, list[tuple[datetime, str]]]] = []
+    for day in (start + n * DAY for n in range(day_count)):
+        for hour in range(24):
+            if not has_hour(day, hour, model.zone):
+                continue
+            events = [
+                (model.at(day, hour, random.randrange(60), fold=random.randrange(2)), page)
+                for page in random.choices(["home", "cart", "help"], k=random.randrange(3))
+            ]
+            back = day - random.randrange(4) * DAY
+            if random.random() < 0.1 and back >= start and has_hour(back, hour, model.zone):
+                events.append((model.at(back, hour, 30), "late"))
+            if random.random() < 0.1:
+                late.append((day, hour, events))
+            else:
+                model.land(day, hour, events)
+            if hour in (11, 23) or random.random() < 0.05:
+                model.tick(*_next_hour(day, hour), 5)
+                for folder in late:
+                    model.land(*folder)
+                late.clear()
+    model.tick(start + (day_count + 1) * DAY, 0, 5)
+    assert len({day for day, _ in model.days()}) == day_count
+    assert model.bad_states() == {}
 
 
-@pytest.mark.slow
-def test_a_replaced_file_of_an_hour_waits_for_a_person(taps: Taps) -> None:
-    taps.whole_day(1)
-    taps.tap(1, 3, ["x", "y"])
-    taps.run(1, 1, NAMES)
-    path = taps.tap(1, 3, ["x"])
-    name = f"arrival_date={day(1)}/hour=03/{path.name}"
-    assert f"{name} was replaced and lacks taps" in audit_message(taps.run(1, 1, NAMES), 1)
-    assert taps.made(1)[3] == 2
-    accepted = taps.run(1, 1, NAMES, tags={ACCEPT_TAG: name})
-    assert taps.made(1)[3] == 1
-    run_undo(taps, accepted.run_id)
-    assert taps.made(1)[3] == 2
-
-
-def test_what_lies_beside_the_hours_is_told(taps: Taps) -> None:
-    taps.whole_day(1)
-    folder = taps.landing / "taps" / f"arrival_date={day(1)}"
-    shutil.copy(folder / "hour=03" / "part-0.jsonl", folder / "beside.jsonl")
-    shutil.copytree(folder / "hour=03", folder / "hour=24")
-    (folder / "_control.json").write_text('{"rows": 24}')
-    text = audit_message(taps.run(1, 1, [LOG]), 1)
-    for name in ("beside.jsonl", "hour=24"):
-        assert f"unknown kind of file: arrival_date={day(1)}/{name}" in text
-    # A control file counts all hours; one that is wrong holds the day back.
-    (folder / "_control.json").write_text('{"rows": 25}')
-    assert "_control.json says 25 taps, 24 were read" in audit_message(
-        taps.run(1, 1, [LOG], fails=True), 1
-    )
-    (folder / "_control.json").unlink()
-    # A broken file of an hour holds the day back, by its name.
-    (folder / "hour=05" / "broken.json.gz").write_bytes(b"no gzip")
-    text = audit_message(taps.run(1, 1, [LOG], fails=True), 1)
-    assert f"cannot be read: arrival_date={day(1)}/hour=05/broken.json.gz" in text
-
-
-def test_every_format_lands_by_the_hour(taps: Taps) -> None:
-    """A day that has not come lacks no hour."""
-    at = f"{day(1)}T01:00:00Z"
-    (taps.hour(1, 1) / "a b+c%20.csv").write_text(f"tap_id,at,seen_at\nc,{at},{at}\n")
-    columns = arrow.table({"tap_id": ["p"], "at": [at], "seen_at": [at]})
-    pq.write_table(columns, taps.hour(1, 2) / "part-0.parquet")
-    taps.tap(1, 3, ["j"], "part[0].jsonl")
-    result = taps.run(1, 2, [LOG])
-    assert "have no folder" in audit_message(result, 1)
-    assert "no folder" not in audit_message(result, 2)
-    assert taps.files(1) == {
-        f"arrival_date={day(1)}/{name}"
-        for name in ("hour=01/a b+c%20.csv", "hour=02/part-0.parquet", "hour=03/part[0].jsonl")
-    }
-    listed = list_landing(str(taps.landing), TAPS).files_on(day(1))
-    assert {*listed} == taps.files(1)
-
-
-def test_hours_of_a_source_by_day_are_told(engine, spark, tmp_path: Path) -> None:
-    pipeline = Pipeline(engine, tmp_path)
-    (pipeline.folder(1) / "hour=03").mkdir()
-    (pipeline.folder(1) / "hour=03" / "part-0.jsonl").write_text("{}\n")
-    result = pipeline.run(1, 1, ["raw_orders"])
-    text = audit_message(result, 1, "raw_orders")
-    assert f"1 folder(s) of hours are not read, such as arrival_date={day(1)}/hour=03" in text
-    assert "hourly=True" in text
+def _next_hour(day: date, hour: int) -> tuple[date, int]:
+    later = datetime.combine(day, time(hour)) + timedelta(hours=1)
+    return later.date(), later.hour

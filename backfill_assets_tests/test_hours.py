@@ -1,0 +1,163 @@
+"""Parts that are hours: when they are due, in the zone of the business day."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+
+from backfill_assets import HOURS, Source
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, BusinessDay, has_hour
+from backfill_assets.definitions import build_defs
+from backfill_assets.deployment import Deployment
+from backfill_assets.monitoring.states import MonitoringSnapshot
+from backfill_assets.settings import load_settings
+from backfill_assets.staleness.unloaded import UnloadedDays
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.graph import Graph
+from backfill_assets_guide.examples.hours import VIEWS
+from backfill_assets_guide.examples.regions import ORDERS
+from backfill_assets_tests.helpers.invented_logs import ledger
+
+
+class DatedView(pa.DataFrameModel):
+    view_id: T.StringType
+    seen_on: T.DateType
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+SPRING, AUTUMN = date(2024, 3, 31), date(2024, 10, 27)
+TABLES = "backfill_assets_guide.examples.hours:TABLES"
+DEPLOYMENT = Deployment(
+    load_settings(tables=TABLES, timezone="Europe/Berlin", start=date(2024, 1, 1), end=None)
+)
+GRAPH = DEPLOYMENT.graph
+
+
+def at(day: date, hour: int, minute: int = 0) -> BusinessDay:
+    return BusinessDay.at(datetime(day.year, day.month, day.day, hour, minute, tzinfo=BERLIN))
+
+
+def due_until(table: str, today: date, graph: Graph = GRAPH) -> date:
+    """The first day of a table that is not due."""
+    return graph.expected_days(table, today).end
+
+
+def test_days_that_lack_an_hour():
+    days = [date(2024, 1, 1) + n * DAY for n in range(366)]
+    lacking = [(day, hour) for day in days for hour in range(24) if not has_hour(day, hour, BERLIN)]
+    assert lacking == [(SPRING, 2)]
+    # Clocks are set forward at midnight, and by half an hour only.
+    assert not has_hour(date(2024, 4, 26), 0, ZoneInfo("Africa/Cairo"))
+    assert has_hour(date(2024, 10, 6), 2, ZoneInfo("Australia/Lord_Howe"))
+
+
+@pytest.mark.parametrize("day", [date(2024, 1, 5), SPRING, AUTUMN])
+def test_an_hour_is_due_when_it_is_over(day):
+    """Minute by minute, as the clock on the wall shows it; a plain date is its midnight."""
+    moment = datetime(day.year, day.month, day.day, tzinfo=BERLIN)
+    for minute in range(0, 26 * 60, 15):
+        now = (moment + timedelta(minutes=minute)).astimezone(BERLIN)
+        for hour in (0, 1, 2, 3, 12, 22, 23):
+            part, today = f"hourly_views/{hour:02}", BusinessDay.at(now)
+            end_of_hour = datetime.combine(day, datetime.min.time()) + timedelta(hours=hour + 1)
+            # The wall shows an hour twice in autumn: what was over once stays so.
+            is_over = now.replace(tzinfo=None, minute=0, second=0, microsecond=0) >= end_of_hour
+            assert GRAPH.is_over(part, day, today) == is_over
+            assert (day in GRAPH.expected_days(part, today)) == is_over
+            assert (day in GRAPH.policy_of(f"raw_views/{hour:02}").loadable_days(today)) == is_over
+        assert not GRAPH.is_over("daily_views", day, BusinessDay.at(now)) or now.date() > day
+    assert due_until("hourly_views/00", day) == due_until("hourly_views/23", day) == day
+
+
+def test_a_day_of_all_hours_is_due_when_the_last_one_is():
+    day = date(2024, 1, 5)
+    assert due_until("daily_views", at(day, 23, 59)) == day
+    assert due_until("daily_views", at(day + DAY, 0)) == day + DAY
+
+
+def test_hours_after_which_a_folder_is_complete():
+    """They count for hours and for whole days, and for what joins them the longest one does."""
+    day = date(2024, 1, 5)
+    policy = Policy.from_settings(DEPLOYMENT.settings)
+    late = replace(VIEWS, arrives_after_hours=2, part="09").under(policy)
+    assert late.loadable_days(at(day, 11, 59)).end == day
+    assert late.loadable_days(at(day, 12)).end == day + DAY
+    plain = replace(ORDERS, dimension=None, arrives_after_hours=6).under(policy)
+    assert plain.expected_days(at(day, 5, 59)).end == day - DAY
+    assert plain.expected_days(at(day, 6)).end == day
+    assert plain.expected_days(day).end == day - DAY
+    slow = replace(VIEWS, arrives_after_hours=30, part="23").under(policy)
+    assert slow.loadable_days(at(day, 5)).end == day - 2 * DAY
+    assert slow.loadable_days(at(day, 6)).end == day - DAY
+
+
+def test_nothing_is_expected_of_an_hour_that_does_not_exist():
+    raw, source = GRAPH.tables["raw_views/02"], GRAPH.sources["raw_views/02"]
+    assert not raw.expects_rows(SPRING)
+    assert SPRING not in source.under(GRAPH.policy).arrival_days
+    assert SPRING + DAY in source.under(GRAPH.policy).arrival_days
+    assert all(GRAPH.tables[f"raw_views/{h}"].expects_rows(SPRING) for h in ("01", "03"))
+    weekdays = replace(VIEWS, arrives_on="mon-fri").parts["02"].in_business_zone("Europe/Berlin")
+    week = [SPRING - n * DAY for n in range(7)]
+    assert {day.weekday() for day in week if day in weekdays.arrival_days} == {0, 1, 2, 3, 4}
+
+
+def test_the_calendar_has_the_day_of_now():
+    """A person may name it; days of tables without hours begin to have a partition tomorrow."""
+    today = DEPLOYMENT.today
+    assert DEPLOYMENT.parse_days(str(today)).start == today
+    assert DEPLOYMENT.parse_days_and_part(f"{today}/09")[1] == "09"
+    with pytest.raises(ValueError, match="is not in the calendar"):
+        DEPLOYMENT.parse_days(str(today + DAY))
+    tables, settings = DEPLOYMENT.tables, DEPLOYMENT.settings
+    assert tables["hourly_views/09"].days_def(settings).has_partition_key(str(today))
+    assert not tables["daily_views"].days_def(settings).has_partition_key(str(today))
+
+
+def test_an_hour_is_missed_an_hour_after_it_was_due():
+    """It is loaded within the hour, so it is not red before; the nightly deadline is no matter."""
+    day, nothing = date(2024, 1, 5), UnloadedDays()
+    raw = "raw_views/09"
+    for hour, expected in ((10, False), (11, True), (23, True)):
+        for before_deadline in (False, True):
+            snapshot = MonitoringSnapshot(
+                GRAPH,
+                {name: ledger(table) for name, table in GRAPH.tables.items()},
+                at(day, hour, 5),
+                unloaded=dict.fromkeys(GRAPH.sources, nothing)
+                | {raw: replace(nothing, days_to_load={day: ""}, missing_days=frozenset([day]))},
+                failed_checks={},
+                before_deadline=before_deadline,
+            )
+            assert (day in snapshot.due_days("hourly_views/09")) is expected
+            assert (day in snapshot.unloaded_by_log[raw]) is expected
+            assert (day in snapshot.absent_by_log[raw]) is expected
+
+
+def test_an_hour_before_midnight_is_the_day_before():
+    before = BusinessDay.an_hour_before(date(2024, 1, 5))
+    assert (before, before.hour) == (date(2024, 1, 4), 23)
+
+
+def test_the_schedule_of_hours_runs_each_hour():
+    schedules = {s.name: s.cron_schedule for s in build_defs(DEPLOYMENT.settings).schedules or ()}
+    minute, hour = DEPLOYMENT.settings.nightly_at.split(":")[::-1]
+    assert schedules["nightly_by_hour"] == f"{int(minute)} * * * *"
+    assert schedules["nightly"] == f"{int(minute)} {int(hour)} * * *"
+
+
+def test_a_source_by_hours_needs_times_and_one_kind_of_hours():
+    with pytest.raises(DeclarationError, match="its dimension is HOURS: leave out hourly"):
+        replace(VIEWS, hourly=True)
+    with pytest.raises(DeclarationError, match="HOURS, and seen_on is a date without an hour"):
+        Source("dated", DatedView, key=["view_id"], event_time="seen_on", dimension=HOURS)
+    assert replace(ORDERS, hourly=True).hour is None
+    assert VIEWS.parts["09"].hour == 9
+    assert VIEWS.hour is None
+    assert HOURS.values[0] == "00"
