@@ -18,7 +18,7 @@ import pytest
 from deltalake import CommitProperties, write_deltalake
 from pandera.pyspark import Field
 
-from backfill_assets import ALL, PREVIOUS_DAY, SELF, Dimension, Reads, corrections_table
+from backfill_assets import ALL, PREVIOUS_DAY, SELF, Dimension, Reads, Source, corrections_table
 from backfill_assets.backfills import history
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.planner import split_runs
@@ -54,8 +54,8 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import table_codes
 from backfill_assets.tables.derived import Derived, PublishedDays, current_table, expand_parts
 from backfill_assets.tables.graph import Graph, load_graph
-from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table, run_tags
+from backfill_assets_guide.examples.hours import View
 from backfill_assets_guide.examples.regions import (
     ORDERS,
     REGION,
@@ -63,6 +63,7 @@ from backfill_assets_guide.examples.regions import (
     OrderLine,
     RegionOrders,
     WorldOrders,
+    customer_spend,
     region_orders,
     world_orders,
 )
@@ -110,7 +111,7 @@ def test_parts_are_different_names(values):
 
 @pytest.mark.parametrize("starts", [{"apac": START}, {"eu": "2024-01-01"}])
 def test_only_parts_begin(starts):
-    with pytest.raises(ValueError, match=r"starts has the first day of some of the values"):
+    with pytest.raises(ValueError, match=r"starts has a day for some of the values"):
         Dimension("region", ["eu", "us"], starts)
 
 
@@ -457,6 +458,67 @@ def test_the_column_of_the_part_is_no_other_column(name, lines, message):
 def test_a_part_that_was_added_later_begins_later():
     source = replace(ORDERS, dimension=Dimension("region", ["eu", "us"], {"us": day(5)}))
     assert [part.start for part in source.parts.values()] == [None, day(5)]
+
+
+# --- a part that has gone -------------------------------------------------------------------------
+
+SMALLER = Dimension("region", [*REGION.values], retired={"us": day(3)})
+
+
+def retired_graph(dimension: Dimension = SMALLER) -> Graph:
+    source = replace(ORDERS, dimension=dimension)
+    reads = {"orders": Reads(source.staged)}
+    by_region = replace(region_orders, reads=reads)
+    spend = replace(customer_spend, reads=reads | {"before": Reads(SELF, PREVIOUS_DAY)})
+    world = replace(world_orders, reads={"regions": Reads(by_region, parts=ALL)})
+    return load_graph(DEPLOYMENT.settings, [source, by_region, spend, world])
+
+
+def test_nothing_is_expected_of_a_part_that_has_gone():
+    """Its days end, those of the other parts and of the world do not."""
+    graph, today = retired_graph(), day(20)
+    ends = {name: graph.expected_days(name, today).end for name in graph.tables}
+    assert {name for name, end in ends.items() if end == day(3)} == {
+        name for name, table in graph.tables.items() if table.part == "us"
+    }
+    assert {end for name, end in ends.items() if graph.tables[name].part != "us"} == {day(20)}
+    assert graph.policy_of("raw_orders/us").loadable_days(today).end == day(3)
+
+
+def test_the_world_does_not_wait_for_a_part_that_has_gone():
+    graph = retired_graph()
+    (us,) = [d for d in graph.inputs["world_orders"] if d.source.part == "us"]
+    assert [graph.required_days(us, day(n)) for n in (2, 3)] == [[day(2)], []]
+    assert {log for log, _ in graph.arrivals("world_orders", day(3))} == {
+        "raw_orders/eu",
+        "raw_orders/apac",
+    }
+    filled = {t.name: ledger(t, record(1, days((1, 2)))) for t in graph.tables.values() if t.part}
+    others = {
+        t.name: ledger(t, record(1, days((1, 3))))
+        for t in graph.tables.values()
+        if t.part in ("eu", "apac")
+    }
+    ledgers = {"world_orders": Ledger(graph.tables["world_orders"]), **filled, **others}
+    assessments = assess(Snapshot(graph, ledgers), "world_orders", [day(2), day(3)])
+    assert all(a.can_change for a in assessments.values())
+    ledgers["region_orders/us"] = ledger(graph.tables["region_orders/us"], record(1, days(1)))
+    assessments = assess(Snapshot(graph, ledgers), "world_orders", [day(2), day(3)])
+    assert [d for d, a in assessments.items() if a.can_change] == [day(3)]
+
+
+def test_a_table_ends_with_the_last_part():
+    gone = {part: day(2 + n) for n, part in enumerate(REGION.values)}
+    graph = retired_graph(Dimension("region", [*REGION.values], retired=gone))
+    assert graph.policy_of("world_orders").end == day(4)
+    assert graph.policy_of("region_orders/eu").end == day(2)
+    assert GRAPH.policy_of("world_orders").end == DEPLOYMENT.settings.end
+
+
+@pytest.mark.parametrize("retired", [{"mars": day(3)}, {"eu": "2024-01-03"}])
+def test_only_parts_go(retired):
+    with pytest.raises(ValueError, match="retired has a day for some of the values"):
+        Dimension("region", ["eu", "us"], retired=retired)
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -930,7 +992,7 @@ def test_a_link_of_a_part_that_leads_out_of_the_landing_is_refused(tmp_path):
 
 
 def test_the_tables_of_the_page():
-    (block,) = code_blocks("docs/regions.md", "python")
+    block, hours = code_blocks("docs/regions.md", "python")
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(block, "docs/regions.md", "exec"), namespace)
     graph = load_graph(DEPLOYMENT.settings, namespace["TABLES"])
@@ -938,6 +1000,9 @@ def test_the_tables_of_the_page():
     assert graph.inputs.keys() == graph.tables.keys()
     for name in graph.tables:
         assert input_names(graph, name) == input_names(GRAPH, name)
+    namespace = {"Source": Source, "View": View}
+    exec(compile(hours, "docs/regions.md", "exec"), namespace)
+    assert namespace["VIEWS"].parts["09"].raw.by_hour
 
 
 # --- a folder that has not come -------------------------------------------------------------------

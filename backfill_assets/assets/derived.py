@@ -1,10 +1,10 @@
 """The assets of tables that a function declares: derived tables, current tables and corrections."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
-from functools import reduce
+from functools import partial, reduce
 from types import MappingProxyType
 
 import dagster as dg
@@ -225,8 +225,9 @@ def build_derived_asset(
 def _derived_computation(deployment: Deployment, table: Derived) -> ComputeDays:
     """Return what computes days of a derived table."""
     graph = deployment.graph
-    starts = {
-        name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
+    expects_day = {
+        name: partial(graph.expects_day, reads.table.name)
+        for name, reads in table.inputs_by_day.items()
     }
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
@@ -261,7 +262,7 @@ def _derived_computation(deployment: Deployment, table: Derived) -> ComputeDays:
         # Grows in the loop: a day of a stateful table reads days of the same commit.
         final: set[date] = set()
         for day in days:
-            if _is_final(table, sources, day, starts, final):
+            if _is_final(table, sources, day, expects_day, final):
                 final.add(day)
         expected = answers.add_problems(derived_expectations(table, sources, frames, days))
         for day, problem in repeated_key_problems(table, sources, days).items():
@@ -286,7 +287,7 @@ def _is_final(
     table: Derived,
     sources: Mapping[str, TableSnapshot],
     day: date,
-    starts: Mapping[str, date],
+    expects_day: Mapping[str, Callable[[date], bool]],
     final: Container[date],
 ) -> bool:
     """Return whether all input days that decide a day are final; a missing one is not.
@@ -297,7 +298,7 @@ def _is_final(
         input_day in source.ledger.final_days or (source.table is table and input_day in final)
         for name, source in sources.items()
         for input_day in table.inputs_by_day[name].reach.deciding_days(source.ledger)(day)
-        if input_day >= starts[name]
+        if expects_day[name](input_day)
     )
 
 

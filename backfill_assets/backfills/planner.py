@@ -222,7 +222,7 @@ def make_plan(
     request = request.model_copy(update={"tables": tables})
     window = request.window
     days = {
-        name: [day for day in table_days if day >= deployment.graph.policy_of(name).start]
+        name: [day for day in table_days if deployment.graph.expects_day(name, day)]
         for name, table_days in days_by_table(deployment, tables, window).items()
     }
     downstream_of_last_day = days_by_table(

@@ -137,16 +137,19 @@ class Dimension:
             dimension in Dagster.
         values: the parts, in the order in which they are shown.
         starts: by part that was added later, its first day; no day before that is missing.
+        retired: by part that has gone, the day from which on nothing of it is expected or loaded;
+            its rows stay.
 
     Raises:
         ValueError: the name is no name of a column, or the values are not names of letters, digits,
-            `_`, `.` and `-` that differ in more than case and these signs, or a start is not that
-            of a value.
+            `_`, `.` and `-` that differ in more than case and these signs, or a start or an end is
+            not that of a value.
     """
 
     name: str
     values: Sequence[str]
     starts: Mapping[str, date] = field(default_factory=dict, hash=False)
+    retired: Mapping[str, date] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not _DIMENSION.fullmatch(str(self.name)) or self.name == DATE_DIMENSION:
@@ -160,13 +163,12 @@ class Dimension:
                 f"as ['eu', 'us'], not {self.values!r}"
             )
         object.__setattr__(self, "values", values)
-        if any(
-            part not in self.values or type(day) is not date for part, day in self.starts.items()
-        ):
-            raise ValueError(
-                f"Dimension({self.name!r}): starts has the first day of some of the values, as "
-                "{'apac': date(2024, 3, 1)}"
-            )
+        for name, days in (("starts", self.starts), ("retired", self.retired)):
+            if any(part not in values or type(day) is not date for part, day in days.items()):
+                raise ValueError(
+                    f"Dimension({self.name!r}): {name} has a day for some of the values, as "
+                    "{'apac': date(2024, 3, 1)}"
+                )
 
     def partitions_def(self, days: "dg.PartitionsDefinition") -> "dg.MultiPartitionsDefinition":
         """The partitions of a table with days of each part."""

@@ -202,8 +202,8 @@ def _find_partitions(
     graph, days_by_table = deployment.graph, {}
     for name, table in tables.items():
         exists = table.days_def(deployment.settings).has_partition_key
-        partitions, start = table.grain.partitions_of(window), graph.policy_of(name).start
-        existing = [day for day in partitions if exists(str(day)) and day >= start]
+        partitions = table.grain.partitions_of(window)
+        existing = [day for day in partitions if exists(str(day)) and graph.expects_day(name, day)]
         early = [day for day in existing if not graph.is_over(name, day, deployment.today)]
         days_by_table[name] = [day for day in existing if day not in early]
         for days, reason in (

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from backfill_assets.delta.table_schema import unreadable_reasons
 from backfill_assets.deployment import Deployment
 from backfill_assets.doctor.checks import Check, CheckResult, note, ok, wrong
 from backfill_assets.doctor.machine import nearest_folder, write_error
-from backfill_assets.landing.listing import ListedFile, list_landing
+from backfill_assets.landing.listing import ListedFile, folder_name, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
 from backfill_assets.monitoring.next_runs import unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, MonitoringSnapshot
@@ -70,6 +70,11 @@ def check_landing(deployment: Deployment, source: Source) -> Iterator[CheckResul
         message = f"{len(strays)} name(s) are not of an arrival day and are not read: {names}"
         fix = "move what is data into folders arrival_date=YYYY-MM-DD, and the rest elsewhere"
         yield wrong(f"{location}: {message}", fix)
+    end = source.raw.end or date.max
+    if later := [day for day in listing.folders if day >= end]:
+        message = f"{len(later)} folder(s) have come since {end}, when {source.part} was retired"
+        fix = f"move {source.part} to a later day in `retired` of its dimension, or the files away"
+        yield wrong(f"{location}: {message}, and are not read: {folder_name(later[0])}", fix)
     if not listing.folders:
         yield note(f"no arrival day has landed in {location}", "see that the source delivers")
         return

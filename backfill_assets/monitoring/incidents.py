@@ -397,36 +397,41 @@ def read_snapshot(
         config_digests=deployment.config_digests,
         unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
         failed_checks={
-            name: _read_failed_checks(deployment, ledger.table, instance)
-            for name, ledger in own_ledgers(ledgers).items()
+            name: failed
+            for parts in deployment.graph.assets.values()
+            for name, failed in _read_failed_checks(deployment, parts, instance).items()
         },
         before_deadline=now.strftime("%H:%M") < deployment.settings.deadline,
     )
 
 
 def _read_failed_checks(
-    deployment: Deployment, table: Table, instance: dg.DagsterInstance
-) -> dict[date, set[str]]:
-    """Return the days that their last run did not publish because of checks, with the checks."""
+    deployment: Deployment, parts: Sequence[Table], instance: dg.DagsterInstance
+) -> dict[str, dict[date, set[str]]]:
+    """Return the days that their last run did not publish because of checks, with the checks.
+
+    By the tables of one asset: its status is read once.
+    """
+    table, names = parts[0], {part.part: part.name for part in parts}
+    failed_checks: dict[str, dict[date, set[str]]] = {part.name: {} for part in parts}
     key = deployment.asset_key(table.name)
     partitions = table.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = internals.get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
-        return {}
+        return failed_checks
     failed = {*status.deserialize_failed_partition_subsets(partitions).get_partition_keys()} - {
         *status.deserialize_in_progress_partition_subsets(partitions).get_partition_keys()
     }
-    failed = {partition for partition in failed if split_key(partition)[1] == table.part}
+    failed = {partition for partition in failed if split_key(partition)[1] in names}
     if not failed:
-        return {}
+        return failed_checks
     checks = [dg.AssetCheckKey(key, check) for check in table.check_descriptions]
-    checks_by_day: dict[date, set[str]] = {}
     for info in instance.event_log_storage.get_asset_check_partition_info(
         checks, partition_keys=sorted(failed)
     ):
         is_failed = info.latest_execution_status is internals.AssetCheckExecutionRecordStatus.FAILED
         if info.partition_key and is_failed:
-            day, _ = split_key(info.partition_key)
-            checks_by_day.setdefault(day, set()).add(info.check_key.name)
-    return checks_by_day
+            day, part = split_key(info.partition_key)
+            failed_checks[names[part]].setdefault(day, set()).add(info.check_key.name)
+    return failed_checks

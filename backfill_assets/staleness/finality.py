@@ -112,7 +112,7 @@ def finality_check(graph: Graph, ledgers: Ledgers) -> FinalityCheck:
                     for needed in dependency.reach.deciding_days(ledgers[dependency.source.name])(
                         day
                     )
-                    if needed >= graph.policy_of(dependency.source.name).start
+                    if graph.expects_day(dependency.source.name, needed)
                 )
                 for dependency in graph.inputs[table]
             )

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Self
 
@@ -170,7 +170,7 @@ class Graph:
             combined = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
-            policy = replace(combined, start=self._start_of(logs))
+            policy = replace(combined, start=self._start_of(logs), end=self._end_of(logs))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
@@ -185,6 +185,19 @@ class Graph:
         for source in map(self.sources.__getitem__, logs):
             starts.setdefault(source.name, []).append(source.under(self.policy).start)
         return max(map(min, starts.values()))
+
+    def _end_of(self, logs: Iterable[str]) -> date | None:
+        """The end of the days of a table of some raw logs: all sources are there until then."""
+        ends: dict[str, list[date]] = {"": [self.policy.end or date.max]}
+        for source in map(self.sources.__getitem__, logs):
+            ends.setdefault(source.name, []).append(source.under(self.policy).end or date.max)
+        end = min(map(max, ends.values()))
+        return None if end == date.max else end
+
+    def expects_day(self, name: str, day: date) -> bool:
+        """Whether a day is neither before a table's first one, nor after the end of its part."""
+        end = self.all_tables[name].end
+        return day >= self.policy_of(name).start and (end is None or day < end)
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.
@@ -277,9 +290,9 @@ class Graph:
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
     def required_days(self, dependency: Dependency, day: date) -> list[date]:
-        """The days of an input without which a day cannot be built; none before its first day."""
-        start = self.policy_of(dependency.source.name).start
-        return [needed for needed in dependency.reach.required_days(day) if needed >= start]
+        """The days of an input without which a day cannot be built; see `expects_day`."""
+        expects_day = partial(self.expects_day, dependency.source.name)
+        return [*filter(expects_day, dependency.reach.required_days(day))]
 
     def tables_of_all_known(self, log: str) -> list[str]:
         """The tables that have all lines of a raw log, however late they came."""

@@ -599,6 +599,8 @@ class Source:
         changes["window_days"] += self.arrives_after
         changes["arrives_after"] = self.arrives_after
         changes["arrival_days"] = self.arrival_days
+        if self.raw.end is not None:
+            changes["end"] = min(self.raw.end, policy.end or date.max)
         last_hour = 23 if self.hour is None else self.hour
         changes["hours_ahead"] = 23 - last_hour - self.arrives_after_hours
         if late_lines := changes.pop("late_lines", None):

@@ -161,6 +161,11 @@ class Table(table_options.TableOptions):
         object.__setattr__(self, "totals", tuple(self.totals))
         object.__setattr__(self, "rules", {n: Rule(*rule) for n, rule in self.rules.items()})
 
+    @property
+    def end(self) -> date | None:
+        """The day from which on nothing is expected of its part; None if that is not retired."""
+        return self.dimension.retired.get(self.part) if self.dimension else None
+
     def is_retired(self, today: date) -> bool:
         """Whether it is no longer built on a business day."""
         return self.retired is not None and self.retired <= today
