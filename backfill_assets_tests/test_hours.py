@@ -17,6 +17,8 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.states import MonitoringSnapshot
 from backfill_assets.settings import load_settings
+from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph
@@ -73,6 +75,20 @@ def test_an_hour_is_due_when_it_is_over(day):
             assert (day in GRAPH.policy_of(f"raw_views/{hour:02}").loadable_days(today)) == is_over
         assert not GRAPH.is_over("daily_views", day, BusinessDay.at(now)) or now.date() > day
     assert due_until("hourly_views/00", day) == due_until("hourly_views/23", day) == day
+
+
+def test_the_text_of_an_hour_that_is_not_due_says_when_it_is():
+    day, filled = date(2024, 1, 5), {name: ledger(table) for name, table in GRAPH.tables.items()}
+    snapshot = Snapshot(GRAPH, filled, at(day, 9, 30))
+    due = {
+        name: assess(snapshot, name, [day])[day].not_due
+        for name in ("raw_views/08", "hourly_views/09", "daily_views")
+    }
+    assert due == {
+        "raw_views/08": "",
+        "hourly_views/09": "lines of it are still to come: it is due on 2024-01-05 at 10:00",
+        "daily_views": "lines of it are still to come: it is due on 2024-01-06",
+    }
 
 
 def test_a_day_of_all_hours_is_due_when_the_last_one_is():

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Self
@@ -234,6 +234,12 @@ class Graph:
     def due_date(self, table: str, day: date) -> date:
         """The business day whose nightly run first publishes a day, with all that it requires."""
         return self.last_arrival(table, day) + self.policy.lag_days * DAY
+
+    def due_text(self, table: str, day: date) -> str:
+        """The date of `due_date`, with the hour if it is not midnight."""
+        due_date, hours = self.due_date(table, day), self.policy_of(table).hours_ahead
+        due_at = datetime.combine(due_date, time()) - timedelta(hours=hours)
+        return f"{due_at:%Y-%m-%d at %H:%M}" if hours else str(due_date)
 
     def expected_days(self, table: str, today: date, last: date = date.max) -> Window:
         """The days that should have been published by the end of a day's nightly run.

@@ -1,0 +1,232 @@
+"""Three regions as parts of one deployment have the rows of three deployments, one of each region.
+
+Through random histories with late and replaced files, kills, undos and switch-overs.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, Source, table
+from backfill_assets.delta.commits import Writer
+from backfill_assets.spark.session import Engine
+from backfill_assets_guide.examples.regions import ORDERS
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
+from backfill_assets_tests.helpers.shadow_targets import build_shadow, run_switch_over
+from backfill_assets_tests.system.test_parts import REGIONS, land, line
+
+LAST = 5
+STEPS = int(os.environ.get("BACKFILL_TEST_TWIN_STEPS", "8"))
+LOADED = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "orders_lateness")
+BUILT = ("spend", "extreme")
+
+
+class Spend(pa.DataFrameModel):
+    run_date: T.DateType
+    customer: T.StringType
+    spent: T.DecimalType(28, 2)  # type: ignore[valid-type]
+
+
+class Extreme(pa.DataFrameModel):
+    run_date: T.DateType
+    amount: T.DecimalType(18, 2)  # type: ignore[valid-type]
+
+
+class RegionSpend(Spend):
+    region: T.StringType
+
+
+class RegionExtreme(Extreme):
+    region: T.StringType
+
+
+def declare_tables(source: Source, *, least: bool) -> list[Any]:
+    """A table with state, and one whose code changes, of parts if the source has some."""
+    part = ["region"] if source.dimension else []
+    partition = ("run_date", "region") if part else "run_date"
+
+    @table(RegionSpend if part else Spend, partition=partition, key=["customer"], totals=["spent"])
+    def spend(
+        orders: Annotated[DataFrame, Reads(source.staged)],
+        before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+    ) -> DataFrame:
+        customer = F.coalesce("customer", F.lit("unknown")).alias("customer")
+        now = orders.select("for_day", *part, customer, "amount")
+        earlier = before.select("for_day", *part, "customer", F.col("spent").alias("amount"))
+        rows = now.unionByName(earlier)
+        days = rows.groupBy(F.col("for_day").alias("run_date"), *part, "customer")
+        return days.agg(F.sum("amount").cast("decimal(28,2)").alias("spent"))
+
+    @table(RegionExtreme if part else Extreme, partition=partition, key=[], totals=[])
+    def extreme(orders: Annotated[DataFrame, Reads(source.staged)]) -> DataFrame:
+        days = orders.groupBy(F.col("for_day").alias("run_date"), *part)
+        amount = F.min("amount") if least else F.max("amount")
+        return days.agg(amount.alias("amount"))
+
+    return [source, spend, extreme]
+
+
+ALONE = replace(ORDERS, dimension=None)
+CELLS, CELLS_AFTER = (declare_tables(ORDERS, least=least) for least in (False, True))
+SINGLE, SINGLE_AFTER = (declare_tables(ALONE, least=least) for least in (False, True))
+
+
+class KilledError(BaseException):
+    """The process of a run ends here."""
+
+
+class Twins:
+    """The two ways to have three regions, through the same history."""
+
+    def __init__(self, engine: Engine, root: Path, random: Random) -> None:
+        self.engine, self.root, self.random = engine, root, random
+        self.after, self.files, self.runs = "", dict[tuple[int, str, str], list[dict]](), 0
+        self.undoable: dict[str, str] = {}
+        self.deploy()
+
+    def deploy(self) -> None:
+        """Deploy the current code of both."""
+        self.cells = Pipeline(
+            self.engine, self.root / "cells", tables=f"{__name__}:CELLS{self.after}"
+        )
+        self.alone = {
+            region: Pipeline(
+                self.engine, self.root / region, tables=f"{__name__}:SINGLE{self.after}"
+            )
+            for region in REGIONS
+        }
+
+    def land_lines(self, n: int, region: str) -> None:
+        """A new file, or another one in its place, with some late lines and new versions."""
+        lines = []
+        for _ in range(self.random.randrange(1, 4)):
+            event = max(1, n - self.random.choice([0, 0, 0, 1, 2, 3]))
+            number, version = self.random.randrange(3), self.random.randrange(8)
+            amount = f"{self.random.randrange(1, 99)}.50"
+            entry = line(f"o{event}-{number}", event, amount, version=version)
+            lines.append(entry | {"customer": self.random.choice(["c1", "c2", None])})
+        name = self.random.choice(["a.jsonl", "b.jsonl"])
+        # A file in place of another one that lacks its orders would wait for a person.
+        lines = [*self.files.get((n, region, name), ()), *lines]
+        self.files[n, region, name] = lines
+        land(self.cells, n, region, lines, name)
+        (self.alone[region].folder(n) / name).write_text(
+            "".join(f"{row}\n" for row in map(json.dumps, lines))
+        )
+
+    def materialize(self, first: int, last: int, regions: list[str]) -> None:
+        """Run days of adjacent regions, in one run, and in a run of each deployment."""
+        tags = {"backfill_assets/rewrite": str(self.random.random() < 0.2).lower()}
+        ends = {"start": f"{day(first)}|{regions[0]}", "end": f"{day(last)}|{regions[-1]}"}
+        ends = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
+        run = self.cells.run(first, last, [*LOADED, *BUILT], tags=tags | ends, fails=None)
+        self.undoable = {"cells": run.run_id}
+        for region in regions:
+            alone = self.alone[region].run(first, last, [*LOADED, *BUILT], tags=tags, fails=None)
+            self.undoable[region] = alone.run_id
+
+    def kill(self, monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
+        """A run of all regions ends between two commits, and is launched again by the nights."""
+        left, commit_files = [self.random.randrange(12)], Writer.commit_files
+
+        def commit_or_die(writer: Writer, *arguments: Any, **more: Any) -> int | None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KilledError
+            return commit_files(writer, *arguments, **more)
+
+        with monkeypatch.context() as patched, pytest.raises(KilledError):
+            patched.setattr(Writer, "commit_files", commit_or_die)
+            while True:
+                self.materialize_cells_anew(first, last)
+
+    def materialize_cells_anew(self, first: int, last: int) -> None:
+        ends = {"start": f"{day(first)}|{REGIONS[0]}", "end": f"{day(last)}|{REGIONS[-1]}"}
+        tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
+        tags["backfill_assets/rewrite"] = "true"
+        self.cells.run(first, last, [*LOADED, *BUILT], tags=tags, fails=None)
+
+    def undo(self, region: str) -> None:
+        """Put back the last run, of one region."""
+        if region in self.undoable:
+            run_undo(self.cells, self.undoable["cells"], f"/{region}")
+            run_undo(self.alone[region], self.undoable.pop(region))
+
+    def switch_over(self) -> None:
+        """Build other code beside the published tables, publish it, and deploy it."""
+        self.after = "" if self.after else "_AFTER"
+        self.deploy()
+        days, self.undoable = f"{day(1)}...{day(LAST)}", {}
+        parts = tuple(f"extreme/{region}" for region in REGIONS)
+        for pipeline, tables in [
+            (self.cells, parts),
+            *((pipeline, ("extreme",)) for pipeline in self.alone.values()),
+        ]:
+            self.runs += 1
+            build_shadow(pipeline, days, f"v{self.runs}", tables=tables)
+            run_switch_over(pipeline, f"v{self.runs}")
+
+    def settle(self) -> None:
+        """All that a night builds by itself."""
+        for pipeline in (self.cells, *self.alone.values()):
+            pipeline.run_keys.clear()
+            pipeline.night(day(LAST + 1))
+
+    def assert_same_rows(self) -> None:
+        for name in (*LOADED, *BUILT):
+            rows = self.cells.rows(name)
+            assert {row["region"] for row in rows} <= {*REGIONS}
+            for region, pipeline in self.alone.items():
+                cells = [row for row in rows if row["region"] == region]
+                assert _texts(cells) == _texts(pipeline.rows(name)), (name, region)
+
+
+def _texts(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """The rows without their part, as sorted texts."""
+    return sorted(str({k: v for k, v in sorted(row.items()) if k != "region"}) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(int(os.environ.get("BACKFILL_TEST_TWINS", "1"))))
+def test_three_regions_are_three_deployments(engine, spark, tmp_path, monkeypatch, seed):
+    random = Random(f"twins {seed}")
+    twins = Twins(engine, tmp_path, random)
+    for n in range(1, LAST + 1):
+        for region in REGIONS:
+            twins.land_lines(n, region)
+    twins.materialize(1, LAST, [*REGIONS])
+    twins.assert_same_rows()
+    steps = ["load", "load", "load", "kill", "undo", "undo", "night", "switch"]
+    random.shuffle(steps)
+    for step in (steps * STEPS)[:STEPS]:
+        first = random.randrange(1, LAST + 1)
+        last = random.randrange(first, LAST + 1)
+        some = random.choice([["eu"], ["us"], ["eu", "us"], ["us", "apac"], [*REGIONS]])
+        if step == "load":
+            for region in some:
+                twins.land_lines(first, region)
+            twins.materialize(first, last, some)
+        elif step == "kill":
+            twins.land_lines(first, some[0])
+            twins.kill(monkeypatch, first, last)
+            twins.settle()
+        elif step == "undo":
+            twins.undo(some[0])
+        elif step == "switch":
+            twins.settle()
+            twins.switch_over()
+        else:
+            twins.settle()
+        twins.assert_same_rows()
+    twins.settle()
+    twins.assert_same_rows()
