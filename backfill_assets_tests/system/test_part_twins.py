@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as F
 
-from backfill_assets import PREVIOUS_DAY, SELF, Reads, Source, table
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
 from backfill_assets.delta.commits import Writer
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.examples.regions import ORDERS
@@ -29,6 +29,7 @@ LAST = 5
 STEPS = int(os.environ.get("BACKFILL_TEST_TWIN_STEPS", "8"))
 LOADED = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "orders_lateness")
 BUILT = ("spend", "extreme")
+BUILT_ALONE = ("spend_alone", "extreme_alone")
 
 
 class Spend(pa.DataFrameModel):
@@ -50,35 +51,53 @@ class RegionExtreme(Extreme):
     region: T.StringType
 
 
-def declare_tables(source: Source, *, least: bool) -> list[Any]:
-    """A table with state, and one whose code changes, of parts if the source has some."""
-    part = ["region"] if source.dimension else []
-    partition = ("run_date", "region") if part else "run_date"
-
-    @table(RegionSpend if part else Spend, partition=partition, key=["customer"], totals=["spent"])
-    def spend(
-        orders: Annotated[DataFrame, Reads(source.staged)],
-        before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
-    ) -> DataFrame:
-        customer = F.coalesce("customer", F.lit("unknown")).alias("customer")
-        now = orders.select("for_day", *part, customer, "amount")
-        earlier = before.select("for_day", *part, "customer", F.col("spent").alias("amount"))
-        rows = now.unionByName(earlier)
-        days = rows.groupBy(F.col("for_day").alias("run_date"), *part, "customer")
-        return days.agg(F.sum("amount").cast("decimal(28,2)").alias("spent"))
-
-    @table(RegionExtreme if part else Extreme, partition=partition, key=[], totals=[])
-    def extreme(orders: Annotated[DataFrame, Reads(source.staged)]) -> DataFrame:
-        days = orders.groupBy(F.col("for_day").alias("run_date"), *part)
-        amount = F.min("amount") if least else F.max("amount")
-        return days.agg(amount.alias("amount"))
-
-    return [source, spend, extreme]
-
-
 ALONE = replace(ORDERS, dimension=None)
-CELLS, CELLS_AFTER = (declare_tables(ORDERS, least=least) for least in (False, True))
-SINGLE, SINGLE_AFTER = (declare_tables(ALONE, least=least) for least in (False, True))
+Before = Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)]
+
+
+@table(RegionSpend, partition=("run_date", "region"), key=["customer"], totals=["spent"])
+def spend(orders: Annotated[DataFrame, Reads(ORDERS.staged)], before: Before) -> DataFrame:
+    return _add_spending(orders, before, "region")
+
+
+@table(Spend, partition="run_date", key=["customer"], totals=["spent"])
+def spend_alone(orders: Annotated[DataFrame, Reads(ALONE.staged)], before: Before) -> DataFrame:
+    return _add_spending(orders, before)
+
+
+def _add_spending(orders: DataFrame, before: DataFrame, *part: str) -> DataFrame:
+    customer = F.coalesce("customer", F.lit("unknown")).alias("customer")
+    now = orders.select("for_day", *part, customer, "amount")
+    earlier = before.select("for_day", *part, "customer", F.col("spent").alias("amount"))
+    days = now.unionByName(earlier).groupBy(F.col("for_day").alias("run_date"), *part, "customer")
+    return days.agg(F.sum("amount").cast("decimal(28,2)").alias("spent"))
+
+
+@table(RegionExtreme, partition=("run_date", "region"), key=[], totals=[])
+def extreme(orders: Annotated[DataFrame, Reads(ORDERS.staged)]) -> DataFrame:
+    return _by_day(orders, "region").agg(F.max("amount").alias("amount"))
+
+
+@table(Extreme, partition="run_date", key=[], totals=[])
+def extreme_alone(orders: Annotated[DataFrame, Reads(ALONE.staged)]) -> DataFrame:
+    return _by_day(orders).agg(F.max("amount").alias("amount"))
+
+
+def least(orders: DataFrame) -> DataFrame:
+    return _by_day(orders, "region").agg(F.min("amount").alias("amount"))
+
+
+def least_alone(orders: DataFrame) -> DataFrame:
+    return _by_day(orders).agg(F.min("amount").alias("amount"))
+
+
+def _by_day(orders: DataFrame, *part: str) -> GroupedData:
+    return orders.groupBy(F.col("for_day").alias("run_date"), *part)
+
+
+CELLS, SINGLE = [ORDERS, spend, extreme], [ALONE, spend_alone, extreme_alone]
+CELLS_AFTER = [ORDERS, spend, replace(extreme, transform=least)]
+SINGLE_AFTER = [ALONE, spend_alone, replace(extreme_alone, transform=least_alone)]
 
 
 class KilledError(BaseException):
@@ -132,7 +151,9 @@ class Twins:
         run = self.cells.run(first, last, [*LOADED, *BUILT], tags=tags | ends, fails=None)
         self.undoable = {"cells": run.run_id}
         for region in regions:
-            alone = self.alone[region].run(first, last, [*LOADED, *BUILT], tags=tags, fails=None)
+            alone = self.alone[region].run(
+                first, last, [*LOADED, *BUILT_ALONE], tags=tags, fails=None
+            )
             self.undoable[region] = alone.run_id
 
     def kill(self, monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
@@ -170,7 +191,7 @@ class Twins:
         parts = tuple(f"extreme/{region}" for region in REGIONS)
         for pipeline, tables in [
             (self.cells, parts),
-            *((pipeline, ("extreme",)) for pipeline in self.alone.values()),
+            *((pipeline, ("extreme_alone",)) for pipeline in self.alone.values()),
         ]:
             self.runs += 1
             build_shadow(pipeline, days, f"v{self.runs}", tables=tables)
@@ -183,12 +204,13 @@ class Twins:
             pipeline.night(day(LAST + 1))
 
     def assert_same_rows(self) -> None:
-        for name in (*LOADED, *BUILT):
+        pairs = zip((*LOADED, *BUILT), (*LOADED, *BUILT_ALONE), strict=True)
+        for name, name_alone in pairs:
             rows = self.cells.rows(name)
             assert {row["region"] for row in rows} <= {*REGIONS}
             for region, pipeline in self.alone.items():
                 cells = [row for row in rows if row["region"] == region]
-                assert _texts(cells) == _texts(pipeline.rows(name)), (name, region)
+                assert _texts(cells) == _texts(pipeline.rows(name_alone)), (name, region)
 
 
 def _texts(rows: Iterable[dict[str, Any]]) -> list[str]:
