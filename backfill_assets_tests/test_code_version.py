@@ -5,20 +5,30 @@
 
 import ast
 import dataclasses
+import enum
 import functools
 import importlib
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from reprlib import recursive_repr
 from threading import Lock
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import ClassVar, Optional
 
+import numpy
 import pytest
+from pyspark.sql.connect import functions as connect
+from pyspark.sql.types import LongType
+from pyspark.sql.udf import UserDefinedFunction
 
 from backfill_assets import runtime_versions
 from backfill_assets.backfills.accept_code import days_by_reason
@@ -52,6 +62,7 @@ from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import OPTION_NAMES
 from backfill_assets.tables.unpartitioned import Lookup, LookupAnswers, Unpartitioned
+from backfill_assets_tests.helpers.paths import PROJECT as PROJECT_FOLDER
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 IMPORTS = """
@@ -960,6 +971,193 @@ def test_functions_count_wherever_a_value_has_them():
     text = TreeReader({}, None, Project()).text_of(*function_trees(doubled))
     parts = own_reach([doubled, documented_double]).parts
     assert parts["doubled"] == parts["documented_double"] == text_digest(text)
+
+
+LOCK = Lock()
+
+
+def locked():
+    return LOCK
+
+
+class Kind(enum.Enum):
+    DOUBLED = (doubled,)
+
+
+class Reduced:
+    """An object that `pickle` would make of what it is given."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return self.parts
+
+
+def of_library(function: Callable, **attributes: object) -> FunctionType:
+    """A function of a library: it has the code of another, and other globals."""
+    made = FunctionType(function.__code__, {"__name__": "json"})
+    vars(made).update(attributes)
+    return made
+
+
+LONG_TEXT = "a" * 496
+#: The text of a value, by the value: of kinds that a library makes, or `pickle` knows.
+TEXTS = [
+    (Path("/files/a"), "path '/files/a'"),
+    (PROJECT_FOLDER / "files", "path '<project>/files'"),
+    (connect.lit(1), "column Column<'1'>"),
+    (Kind.DOUBLED, "@.DOUBLED=(@)"),
+    (str.upper, "builtins:str.upper"),
+    (re.compile("a"), "object(re:_compile,('a',32),None,[],[])"),
+    (Optional, "typing:_SpecialForm:Optional"),
+    (Reduced(doubled, (1,)), "object(@,(1),None,[],[])"),
+    (Reduced(doubled, (), ("a", {"b": 1})), "object(@,(),('a',{'b':1}),[],[])"),
+    (Reduced(doubled, (), ({"a": 1}, {"b": 2})), "object(@,(),a=1,b=2,[],[])"),
+    (Reduced(doubled, (), None, iter("a"), iter([("b", 2)])), "object(@,(),None,['a'],[('b',2)])"),
+    (FunctionType(doubled.__code__, {}), "builtins:doubled"),
+    (of_library(doubled), "json:doubled"),
+    (contextmanager(doubled), "contextlib:contextmanager.<locals>.helper(@)"),
+    (
+        functools.singledispatch(doubled),
+        "functools:singledispatch.<locals>.wrapper(@,(builtins:object,@))",
+    ),
+    (recursive_repr(), "reprlib:recursive_repr.<locals>.decorating_function('...')"),
+    (
+        of_library(doubled, evalType=100, deterministic=True, returnType="long", func=doubled),
+        "udf(['by row', True, 'long'],@)",
+    ),
+    (
+        of_library(doubled, evalType=200, deterministic=False, returnType="long", func=doubled),
+        "udf([200, False, 'long'],@)",
+    ),
+    (UserDefinedFunction(doubled, LongType()), """udf(['by row', True, '"long"'],@)"""),
+    (io.TextIOWrapper, "io:TextIOWrapper"),
+    (pytest.MonkeyPatch, "pytest:MonkeyPatch"),
+    (Decimal.sqrt, "decimal:Decimal.sqrt"),
+    ({date, Decimal}, "{decimal:Decimal,datetime:date}"),
+    ({3, 20, 100}, "{100,20,3}"),
+    ("a" * 38, f"'{'a' * 38}'"),
+    ([LONG_TEXT], f"['{LONG_TEXT}']"),
+    ([LONG_TEXT, 1], text_digest(f"['{LONG_TEXT}',1] []")),
+    ([LONG_TEXT, doubled], text_digest(f"['{LONG_TEXT}',@] [0]")),
+]
+
+
+def test_the_texts_of_values():
+    for value, text in TEXTS:
+        assert own_reach(value).parts["it"] == (text if len(text) <= 40 else text_digest(text))
+
+
+def test_what_is_in_itself_has_a_text_wherever_it_begins():
+    one: list = []
+    other = [one]
+    one.append(other)
+    assert own_reach([one, other]).parts["it"] == "[[[^2]],[[^2]]]"
+
+
+def test_what_is_in_a_value_many_times_is_read_once():
+    value, text = ["a"], "['a']"
+    for _ in range(60):
+        value, text = [value, value], f"[{text},{text}]"
+        text = text_digest(f"{text} []") if len(text) > 500 else text
+    assert own_reach(value).parts["it"] == (text if len(text) <= 40 else text_digest(text))
+
+
+def test_arrays_count_by_their_values():
+    one, other = (own_reach(numpy.array([1, n])).digest for n in (2, 3))
+    assert one == own_reach(numpy.array([1, 2])).digest != other
+
+
+def test_what_cannot_be_followed_is_told_or_counts_by_its_source():
+    append = [].append
+    append.__module__ = __name__
+    udf = of_library(doubled, evalType=100, deterministic=True, returnType="long", func=LOCK)
+    told = {
+        r"it\[0\] is compiled, and its source cannot be read: make it within": [append],
+        r"it → locked\.LOCK is of _thread\.lock, which has no value: make it": locked,
+        r"it\.func is of _thread\.lock": udf,
+        r"it\.parts\[0\] is of _thread\.lock": SimpleNamespace(parts=[LOCK]),
+    }
+    for text, value in told.items():
+        with pytest.raises(DeadEndError, match=f"^{text}"):
+            own_reach(value)
+    project = Project()
+    project.add_declaring(__name__)
+    assert reach({"it": locked}, project, by_source=True).parts["locked → LOCK"] == ""
+    names = {"__name__": __name__}
+    exec("def made(): return 1", names)
+    with pytest.raises(DeadEndError, match=r"^it → made has no source"):
+        own_reach(names["made"])
+
+
+def shadowed(LOCK):  # noqa: N803
+    return LOCK
+
+
+class Options:
+    table: ClassVar = {"a": [1]}
+    functions: ClassVar = {"a": doubled}
+
+
+def test_names_that_are_bound_within_a_function_are_none_of_its_module():
+    assert own_reach(shadowed).parts.keys() == {"shadowed"}
+
+
+def test_a_class_counts_by_its_plain_values_beside_its_source():
+    parts = own_reach(Options).parts
+    assert (parts["Options → table"], "Options → functions" in parts) == ("{'a':[1]}", False)
+
+
+def test_what_a_call_has_made_counts_by_its_values():
+    """A class or a module without source; what has no file, as methods of data classes, is left."""
+    place = f"{__name__.partition('.')[0]}.made"
+    functions: dict = {}
+    exec("def made(): return 1", functions)
+    values = {"limit": 3, "__module__": place}
+    made = own_reach(type("Made", (), values))
+    assert made.parts["Made → limit"] == "3"
+    assert own_reach(type("Made", (), {**values, "made": functions["made"]})).digest == made.digest
+    assert own_reach(type("Made", (), {**values, "made": doubled})).digest != made.digest
+    module = ModuleType(place)
+    module.LIMIT = 3
+    told = own_reach(module).parts
+    assert (told[f"{place} → LIMIT"], told[f"{place} → bases"]) == ("3", "()")
+
+
+def test_a_function_counts_by_its_own_defaults_and_not_by_what_it_wraps():
+    def longer(x, more=3):
+        return x * more
+
+    plain = own_reach(longer)
+    wrapping = own_reach(functools.wraps(doubled)(longer))
+    assert wrapping.digest == plain.digest
+    assert wrapping.parts["doubled → more"] == "3"
+
+
+def test_a_name_that_is_not_set_yet_is_missing():
+    def set_later():
+        def read():
+            return value
+
+        yield own_reach(read)
+        value = None
+        yield own_reach(read)
+
+    before, after = set_later()
+    assert before.digest != after.digest
+    assert [value for name, value in after.parts.items() if name.endswith("→ value")] == ["None"]
+
+
+def test_a_function_that_reads_all_names_reaches_its_module(tmp_path, monkeypatch):
+    code = "LIMIT = 3\ndef use():\n    return globals()['LIMIT']\n"
+    write_files(tmp_path, {"reading_all.py": code})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reading_all", raising=False)
+    project = Project()
+    project.add_declaring("reading_all")
+    parts = reach({"it": import_project("reading_all").use}, project).parts
+    assert parts["reading_all → LIMIT"] == "3"
 
 
 def test_what_a_counted_module_has_counts_with_it():
