@@ -115,7 +115,7 @@ def _missing_days(
     for day in sorted(days):
         detail = STATE_MEANINGS[DayState.MISSING]
         if day in obstacles:
-            detail = f"{obstacles[day].text}; it is built once that is there. See to its writer"
+            detail = f"{obstacles[day].text}; it is built once that is. See to its writer"
         if day in holes:
             yield Incident("hole", name, str(day), detail)
         else:

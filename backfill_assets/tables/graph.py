@@ -170,7 +170,7 @@ class Graph:
             combined = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
-            policy = replace(combined, start=self._start_of(logs))
+            policy = replace(combined, start=self._start_of(name, logs))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
@@ -179,12 +179,20 @@ class Graph:
             policies[name] = replace(policy, grain=self.all_tables[name].grain)
         return policies
 
-    def _start_of(self, logs: Iterable[str]) -> date:
-        """The first day of a table of some raw logs: all sources are there, each with some part."""
+    def _start_of(self, name: str, logs: Iterable[str]) -> date:
+        """The first day of a table of some raw logs: all sources are there, each with some part.
+
+        So are the tables of others.
+        """
         starts: dict[str, list[date]] = {"": [self.policy.start]}
         for source in map(self.sources.__getitem__, logs):
             starts.setdefault(source.name, []).append(source.under(self.policy).start)
-        return max(map(min, starts.values()))
+        others = (
+            table.start
+            for other, table in self.external.items()
+            if table.start and other in (name, *self.upstream_tables(name))
+        )
+        return max([*map(min, starts.values()), *others])
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.
@@ -273,9 +281,18 @@ class Graph:
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
     def required_days(self, dependency: Dependency, day: date) -> list[date]:
-        """The days of an input without which a day cannot be built; none before its first day."""
-        start = self.policy_of(dependency.source.name).start
-        return [needed for needed in dependency.reach.required_days(day) if needed >= start]
+        """The days of an input without which a day cannot be built.
+
+        None before its first day, and, of a table of others, none on which it has no rows.
+        """
+        source = dependency.source
+        start = self.policy_of(source.name).start
+        return [
+            needed
+            for needed in dependency.reach.required_days(day)
+            if needed >= start
+            and (not isinstance(source, ExternalTable) or source.expects_rows(needed))
+        ]
 
     def tables_of_all_known(self, log: str) -> list[str]:
         """The tables that have all lines of a raw log, however late they came."""
