@@ -98,6 +98,28 @@ def test_all_keys_of_the_tables_begin_with_the_prefix(repository):
     assert graph.asset_check_keys
 
 
+def launching_automation(definitions: dg.Definitions) -> dict[str, bool]:
+    """The schedules and sensors that are on when they are loaded, and whether they are."""
+    repository = definitions.get_repository_def()
+    return {
+        each.name: each.default_status.value == "RUNNING"
+        for each in (*repository.schedule_defs, *repository.sensor_defs)
+    }
+
+
+def test_no_run_is_launched_that_nobody_has_asked_for():
+    """What goes on with a plan, looks and alerts is on; the rest is turned on by somebody."""
+    arguments = {"tables": [VISITS, active_users_7d], "key_prefix": "lake"}
+    as_loaded = launching_automation(build_defs(**arguments))
+    assert {name for name, is_on in as_loaded.items() if is_on} == {
+        *("lake_planned_backfills", "lake_switch_overs", "lake_watch_days", "lake_alerts")
+    }
+    automated = launching_automation(build_defs(**arguments, automate=True))
+    assert {name for name, is_on in automated.items() if is_on != as_loaded[name]} == {
+        *("lake_nightly", "lake_touched_days", "lake_lost_retries")
+    }
+
+
 def test_a_function_translates_the_specs():
     changed = build_defs(
         tables=[VISITS, active_users_7d],
