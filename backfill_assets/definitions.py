@@ -455,8 +455,8 @@ class BackfillAssets(dg.Component):
         return build_defs(self.settings, automate=self.automate)
 
 
-#: The fields of `Settings`, and `automate`, as attributes. Dagster does not validate their values: they may be
-#: templates, and `Settings` reports each error in one sentence.
+#: The fields of `Settings`, and `automate`, as attributes. Dagster does not validate the values of
+#: settings: they may be templates, and `Settings` reports each error in one sentence.
 _FIELDS: dict[str, Any] = {
     name: (Annotated[field.rebuild_annotation(), SkipValidation()], None)
     for name, field in Settings.model_fields.items()

@@ -29,6 +29,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions, versions_that_belong_together
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
+from backfill_assets.monitoring.incidents import twin_locations
 from backfill_assets.monitoring.next_runs import (
     BATCH_TAG,
     LOAD,
@@ -417,6 +418,13 @@ def test_code_locations_that_share_a_sensor_share_its_plans():
         code_location_origin=here, sensor_name="planned_backfills", instance=instance
     )
     assert internals.other_locations(context, 60) == ["there"]
+    # The alerts say so before there is a plan.
+    (incident,) = twin_locations(context)
+    assert incident.kind == "two deployments with one prefix"
+    assert "the code location(s) gone, there have the sensor" in incident.detail
+    instance.all_instigator_state = lambda: states[:1]
+    assert twin_locations(context) == []
+    instance.all_instigator_state = lambda: states
     definitions = build_defs(tables=[VISITS, active_users_7d])
     sensor = definitions.get_repository_def().get_sensor_def("planned_backfills")
     with memory_instance() as dagster:
