@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import date, timedelta
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -163,6 +164,12 @@ def test_tables_and_settings_are_arguments(monkeypatch):
         ({"window_days": -1}, SettingsError, "^bad settings: window_days=-1: .*at least 0"),
         ({"warehose": "/lake"}, SettingsError, "warehose"),
         ({"key_prefix": "lake.gold"}, SettingsError, "key_prefix='lake.gold'"),
+        (
+            {"key_prefix": ["lake", "plan"]},
+            SettingsError,
+            "key_prefix=.'lake', 'plan'.: must not end in",
+        ),
+        ({"key_prefix": "shadow"}, SettingsError, "key_prefix='shadow': must not end in plan or"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, error, message):
@@ -206,6 +213,25 @@ def names_in(definitions: dg.Definitions) -> set[str]:
     jobs = [job for job in repository.get_all_jobs() if job.name != "__ASSET_JOB"]
     ops = repository.get_implicit_global_asset_job_def().nodes
     return {each.name for each in (*jobs, *ops, *repository.schedule_defs, *repository.sensor_defs)}
+
+
+def test_names_of_deployments_with_other_prefixes_are_never_the_same():
+    """With a prefix that ends in the first word of a name, they could be."""
+    names = set[str]()
+    for tables in ([VISITS], "backfill_assets_tests.contracts.every_kind:TABLES"):
+        repository = build_defs(tables=tables).get_repository_def()
+        automation = (*repository.schedule_defs, *repository.sensor_defs)
+        names.update(each.name for each in (*repository.get_all_jobs(), *automation))
+    words = {
+        name.removesuffix(f"_{other}").rpartition("_")[2]
+        for name, other in permutations(names, 2)
+        if name.endswith(f"_{other}")
+    }
+    assert words == {"plan", "shadow"}
+    for word in words:
+        with pytest.raises(SettingsError):
+            load_settings(key_prefix=f"lake_{word}")
+    assert load_settings(key_prefix="lake/planning/daily")
 
 
 def test_two_deployments_in_one_project():
