@@ -43,6 +43,7 @@ def build_defs(
     translation: Callable[[dg.AssetSpec], dg.AssetSpec] | None = None,
     resources: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
+    automate: bool = False,
     **values: Any,
 ) -> dg.Definitions:
     """The definitions of a deployment, to be merged with those of a project.
@@ -65,13 +66,16 @@ def build_defs(
         resources: replacements for resources of the deployment, by `Deployment.resource_key`, for
             tests.
         clock: gives the current time to the sensors; the system's if not given.
+        automate: whether what launches runs that nobody has asked for is on as soon as it is
+            loaded: the schedules `nightly`, and the sensors `touched_days` and `lost_retries`.
+            Otherwise somebody turns them on in Dagster.
         values: settings by the name of their field, as `warehouse="/lake"`.
 
     Raises:
         SettingsError: naming the variable or argument, the value and what is allowed.
         TypeError: both `settings` and `values` are given.
     """
-    deployment = _deployment(settings, tables, values)
+    deployment = _deployment(settings, tables, values, automate)
     settings = deployment.settings
     _report_long_range(settings.partitions_per_run)
     code = deployment.code
@@ -180,7 +184,10 @@ def _build_assets(
 
 
 def _deployment(
-    settings: Settings | None, tables: Iterable[object] | str | None, values: Mapping[str, Any]
+    settings: Settings | None,
+    tables: Iterable[object] | str | None,
+    values: Mapping[str, Any],
+    automate: bool,
 ) -> Deployment:
     """The deployment of the arguments of `build_defs`."""
     if isinstance(tables, str):
@@ -190,7 +197,7 @@ def _deployment(
     if tables is not None and not (tables := tuple(tables)):
         raise SettingsError("bad tables=: it has no table")
     settings = settings or load_settings(**values)
-    return Deployment(settings, tables)
+    return Deployment(settings, tables, automate)
 
 
 def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.AssetSpec:
@@ -312,7 +319,7 @@ def defs() -> dg.Definitions:
     key = settings.model_dump_json()
     # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
-        _defs_by_settings[key] = with_executor(build_defs(settings))
+        _defs_by_settings[key] = with_executor(build_defs(settings, automate=True))
     return _defs_by_settings[key]
 
 
@@ -417,9 +424,11 @@ class BackfillAssets(dg.Component):
 
     Attributes:
         settings: the deployment's settings.
+        automate: as of `build_defs`.
     """
 
     settings: Settings
+    automate: bool = False
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
@@ -438,19 +447,21 @@ class BackfillAssets(dg.Component):
         )
         # An empty attribute counts as unset, as an empty variable does.
         overrides = {name: value for name, value in rendered.items() if value not in (None, "")}
-        return cls(load_settings(**overrides))
+        automate = overrides.pop("automate", False)
+        return cls(load_settings(**overrides), automate)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The definitions with these settings."""
-        return build_defs(self.settings)
+        return build_defs(self.settings, automate=self.automate)
 
 
-#: The fields of `Settings`, as attributes. Dagster does not validate their values: they may be
-#: templates, and `Settings` reports each error in one sentence.
+#: The fields of `Settings`, and `automate`, as attributes. Dagster does not validate the values of
+#: settings: they may be templates, and `Settings` reports each error in one sentence.
 _FIELDS: dict[str, Any] = {
     name: (Annotated[field.rebuild_annotation(), SkipValidation()], None)
     for name, field in Settings.model_fields.items()
 }
+_FIELDS["automate"] = (bool, False)
 _ATTRIBUTES = create_model("BackfillAssetsAttributes", __base__=dg.Model, **_FIELDS)
 
 

@@ -50,10 +50,12 @@ class Deployment:
     Attributes:
         settings: of the deployment.
         declared: its tables and sources; None for those that the setting `tables` names.
+        automate: as of `build_defs`.
     """
 
     settings: Settings
     declared: tuple[object, ...] | None = None
+    automate: bool = False
 
     @cached_property
     def graph(self) -> Graph:
@@ -153,6 +155,11 @@ class Deployment:
     def automation_name(self, name: str) -> str:
         """Dagster's name of a job, op, schedule or sensor: with the prefix, too."""
         return "_".join([*self._key_parts, name])
+
+    @property
+    def automation_status(self) -> str:
+        """The default status of the schedules and sensors that launch runs by themselves."""
+        return "RUNNING" if self.automate else "STOPPED"
 
     def job_of_run(self, run: dg.DagsterRun) -> str:
         """The job of a run without the prefix; empty if it is no job of the deployment."""

@@ -211,6 +211,17 @@ class Settings(BaseSettings):
         """Take a list, as Dagster's own arguments do."""
         return "/".join(map(str, value)) if isinstance(value, list | tuple) else value
 
+    @field_validator("key_prefix")
+    @classmethod
+    def _check_last_word(cls, value: str | None) -> str | None:
+        """Refuse what gives the job `backfill` the name of another one in another deployment."""
+        if re.search(r"(^|[/_])(plan|shadow)$", value or ""):
+            raise ValueError(
+                "must not end in plan or shadow: the job backfill would have the name that another "
+                "deployment's plan_backfill or shadow_backfill may have"
+            )
+        return value
+
     @field_validator("start", "end", mode="before")
     @classmethod
     def _check_iso_day(cls, value: object) -> object:

@@ -26,7 +26,9 @@ from typing import ClassVar, Optional
 
 import numpy
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.connect import functions as connect
+from pyspark.sql.connect.session import SparkSession as RemoteSession
 from pyspark.sql.types import LongType
 from pyspark.sql.udf import UserDefinedFunction
 
@@ -1543,6 +1545,53 @@ def test_the_code_of_an_asset_is_what_its_function_reaches(project, code_after):
         code = "import threading\nLOCK = threading.Lock()\ndef dead():\n    return LOCK\n"
         code_after(("shop/lazy.py", "", code + PROJECT["shop/lazy.py"]))
         asset_version(import_project("shop.lazy").dead, TABLES["fact_daily_orders"])
+
+
+#: What holds a Spark session, and `start`, which gives it to all of them.
+SESSIONS = """
+import functools
+from dagster_pyspark import PySparkResource
+
+SPARK, RESOURCE = None, PySparkResource(spark_config={})
+class Lab:
+    spark = None
+class Engine:
+    def __init__(self):
+        self.started, self.name = None, "engine"
+    @functools.cached_property
+    def spark(self):
+        return SPARK
+ENGINE = Engine()
+def close_over():
+    spark = None
+    def start(session):
+        nonlocal spark
+        spark = session
+    return start, lambda: spark
+START, CLOSURE = close_over()
+def kept(frame, spark=None):
+    return SPARK, RESOURCE, Lab.spark, ENGINE, CLOSURE
+def start(session):
+    global SPARK
+    SPARK = RESOURCE._spark_session = Lab.spark = ENGINE.started = session
+    kept.__defaults__ = (session,)
+    ENGINE.spark
+    START(session)
+"""
+
+
+@pytest.mark.parametrize("session_class", [SparkSession, RemoteSession])
+def test_a_spark_session_counts_as_nothing_before_and_after_it_starts(code_after, session_class):
+    code_after(("shop/lazy.py", "", SESSIONS))
+    module, versions = import_project("shop.lazy"), []
+    for session in (None, object.__new__(session_class)):
+        if session:
+            module.start(session)
+        versions.append(asset_version(module.kept, TABLES["fact_daily_orders"]))
+    assert "spark" in vars(module.ENGINE)
+    assert len({*versions}) == 1
+    module.ENGINE.name = "other"
+    assert asset_version(module.kept, TABLES["fact_daily_orders"]) not in versions
 
 
 def test_a_project_that_is_installed(tmp_path, monkeypatch):

@@ -105,6 +105,13 @@ def test_it_has_all_that_the_definitions_of_the_settings_have(load):
     assert defs.executor is None  # that of the project's other definitions counts
 
 
+def test_it_automates_if_it_is_asked_to(load):
+    for attributes, status in (({}, "STOPPED"), ({"automate": True}, "RUNNING")):
+        defs = load(component_yaml(window_days=2, **attributes))
+        schedule = defs.get_repository_def().get_schedule_def("nightly")
+        assert schedule.default_status.value == status
+
+
 def test_the_environment_gives_what_the_yaml_leaves_out(load, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", "/of/environment")
     monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-02-01")
@@ -208,6 +215,7 @@ def test_attributes_are_the_settings():
         }
         for model in (backfill_assets.BackfillAssets.get_model_cls(), Settings)
     )
+    assert shown.pop("automate")["type"] == "boolean"
     assert shown == fields
     assert shown["window_days"]["maximum"] == 366
 

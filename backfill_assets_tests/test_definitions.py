@@ -215,7 +215,8 @@ def test_comparisons_are_there_once_there_is_a_target(tmp_path):
 
 
 def test_jobs_schedules_and_sensors():
-    repository = build_defs(load_settings(timezone="Europe/Berlin")).get_repository_def()
+    settings = load_settings(timezone="Europe/Berlin")
+    repository = build_defs(settings, automate=True).get_repository_def()
     by_hand = {"plan_backfill", "backfill", "reconcile", "undo", "close", "maintenance"}
     by_hand |= {"shadow_backfill", "compare_target", "switch_over"}
     assert {job.name for job in repository.get_all_jobs()} == {

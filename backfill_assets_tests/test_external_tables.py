@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import (
+    WEEK,
     Reads,
     build_defs,
     conserves_total,
@@ -52,7 +53,7 @@ from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph, load_graph
-from backfill_assets.tables.table import SchemaError
+from backfill_assets.tables.table import ExternalTable, SchemaError, Table
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, run_undo, run_verify
@@ -73,6 +74,7 @@ THEIRS = external_table(
     partition="order_date",
     key=["order_id"],
     asset_key=["shop", "orders"],
+    arrives_on=lambda d: d != day(9),
 )
 
 
@@ -427,6 +429,109 @@ def test_days_of_a_day_that_they_have_deleted_have_lost_their_input(url):
     assert not snapshot.stale.open
 
 
+def test_a_table_of_another_shape_is_not_called_missing(tmp_path):
+    """Its days are not known, and the alert says why."""
+    rows = arrow.table({"order_date": ["2024-01-01"], "order_id": ["a"], "amount": [1]})
+    write_deltalake(tmp_path / "t", rows, partition_by=["order_date"])
+    snapshot = make_monitoring(read_theirs(tmp_path / "t"), today=day(2))
+    details = {i.detail for i in find_incidents(snapshot) if i.kind == "stale"}
+    (detail,) = (d for d in details if "their_orders[2024-01-01]" in d)
+    assert "is not as it is declared: column order_date is string, not date; it is built" in detail
+    assert "is not there" not in detail
+
+
+# --- days on which they write nothing -------------------------------------------------------------
+
+#: Of the days 1 to 8, a Monday to a Monday, they have no row on the seventh, a Sunday.
+SHOP_WEEK = external_table("shop_week", TheirOrder, partition="order_date", arrives_on="mon-sat")
+#: They began on the third day.
+SINCE = external_table("since", TheirOrder, partition="order_date", start=day(3))
+
+
+@table(Revenue, partition="run_date", key=["run_date"], totals=["orders"])
+def by_day(orders: Annotated[DataFrame, Reads(SHOP_WEEK)]) -> DataFrame: ...
+
+
+@table(Revenue, partition="run_date", key=["run_date"], totals=["orders"])
+def by_week(orders: Annotated[DataFrame, Reads(SHOP_WEEK, WEEK)]) -> DataFrame: ...
+
+
+@table(Revenue, partition="run_date", key=["run_date"])
+def of_both(
+    orders: Annotated[DataFrame, Reads(SHOP_WEEK)], since: Annotated[DataFrame, Reads(SINCE)]
+) -> DataFrame: ...
+
+
+@table(Revenue, partition="run_date", key=["run_date"])
+def after_both(revenue: Annotated[DataFrame, Reads(of_both)]) -> DataFrame: ...
+
+
+WEEK_GRAPH = Graph.from_tables([by_day, by_week, of_both, after_both], POLICY)
+
+
+def week_snapshot(*given: Ledger, today: int) -> MonitoringSnapshot:
+    known = {name: Ledger(t) for name, t in WEEK_GRAPH.all_tables.items()}
+    known |= {g.table.name: g for g in given}
+    return MonitoringSnapshot(WEEK_GRAPH, known, day(today), unloaded={}, failed_checks={})
+
+
+def written_by_others(table: Table, *day_ranges: int | tuple[int, int]) -> Ledger:
+    """The ledger of a table of others, with a commit of some days."""
+    return ledger(table, record(0, days(*day_ranges)))
+
+
+def test_a_day_on_which_they_write_nothing_holds_nothing_back():
+    """It is due when it is over, and is built from no rows; the week is complete without it."""
+    theirs = written_by_others(SHOP_WEEK, (1, 6))
+    assert week_snapshot(theirs, today=7).stale.open[by_day.name].keys() == days((1, 6))
+    stale = week_snapshot(theirs, today=8).stale
+    assert stale.open[by_day.name].keys() == days((1, 7))
+    assert stale.open[by_week.name].keys() == {day(1)}
+    assert stale.open[by_day.name][day(7)].commit_key == "shop_week@0"
+    # Built once, it is due no more; rows that come on it after all are new input.
+    built = ledger(by_day, record(0, days((1, 7)), inputs={SHOP_WEEK.name: 0}))
+    assert by_day.name not in week_snapshot(theirs, built, today=8).stale.open
+    came = ledger(SHOP_WEEK, record(0, days((1, 6))), record(1, days(7)))
+    assert week_snapshot(came, built, today=8).stale.open[by_day.name].keys() == days(7)
+    assert not by_day.expects_rows(day(7))
+
+
+def test_a_day_with_rows_that_they_owe_is_missing_as_ever():
+    snapshot = week_snapshot(written_by_others(SHOP_WEEK, (1, 5)), today=8)
+    assert snapshot.stale.open[by_day.name].keys() == days((1, 5), 7)
+    assert by_week.name not in snapshot.stale.open
+    assert snapshot.states_of(by_day.name)[day(6)] is DayState.MISSING
+    # Of a table that is not there, no day is known to be empty.
+    assert not week_snapshot(today=8).stale.any_open
+
+
+def test_an_undone_day_without_rows_stays_undone():
+    theirs = written_by_others(SHOP_WEEK, (1, 6))
+    snapshot = Snapshot(WEEK_GRAPH, {by_day.name: Ledger(by_day), SHOP_WEEK.name: theirs})
+    digest = snapshot.input_digests(by_day.name, [day(7)])[day(7)]
+    undo_commit = msgspec.structs.replace(
+        record(1, (), on_hold={str(day(7)): digest}), revoked_days=days(7)
+    )
+    built = ledger(by_day, record(0, days((1, 7)), inputs={SHOP_WEEK.name: 0}), undo_commit)
+    stale = week_snapshot(theirs, built, today=9).stale
+    assert stale.on_hold[by_day.name] == days(7)
+    assert not stale.open.get(by_day.name)
+
+
+def test_a_table_of_others_may_begin_later():
+    """What reads it begins with it, as with a source that begins later."""
+    starts = {name: WEEK_GRAPH.policy_of(name).start for name in WEEK_GRAPH.all_tables}
+    assert starts == {
+        **dict.fromkeys((SHOP_WEEK.name, by_day.name, by_week.name), START),
+        **dict.fromkeys((SINCE.name, of_both.name, after_both.name), day(3)),
+    }
+    snapshot = week_snapshot(
+        written_by_others(SHOP_WEEK, (1, 4)), written_by_others(SINCE, 3), today=5
+    )
+    assert snapshot.stale.open[of_both.name].keys() == days(3)
+    assert snapshot.states_of(of_both.name) == dict.fromkeys(sorted(days(3, 4)), DayState.MISSING)
+
+
 # --- declarations ---------------------------------------------------------------------------------
 
 
@@ -500,6 +605,8 @@ def test_tables_that_do_not_fit_are_refused(declared, said):
         ({"partition": "day"}, "partition is 'day', which is no column"),
         ({"key": ["day"]}, "key has 'day', which is no column"),
         ({"asset_key": "shop/orders"}, "asset_key"),
+        ({"start": "2024-01-03"}, "start is '2024-01-03': give a date"),
+        ({"arrives_on": "each sunday"}, "arrives_on is 'each sunday': give weekdays"),
         ({"name": ""}, "the name"),
         ({"name": "shop/orders"}, "the name is 'shop/orders'"),
         ({"name": "../t"}, "the name is '../t'"),
@@ -577,6 +684,23 @@ def test_conditions_of_automation_on_both_sides(tmp_path):
     assert after_theirs == dict.fromkeys(("daily_revenue", "revenue_2d", "report"), fifth)
     _, after_ours = requested(requested(None)[0], OURS)
     assert after_ours == {"report": fifth}
+
+
+def test_an_asset_of_theirs_may_begin_later(tmp_path):
+    """Dagster refuses a backfill with a day that needs a partition which does not exist."""
+
+    @dg.asset(key=SHOP, partitions_def=dg.DailyPartitionsDefinition(str(day(3))))
+    def shop_orders() -> None: ...
+
+    def nonexistent_days(their_table: ExternalTable) -> list[str]:
+        reading = replace(daily_revenue, reads={"orders": Reads(their_table)})
+        ours = build_defs(tables=[reading], warehouse=str(tmp_path), key_prefix="lake", start=START)
+        merged = dg.Definitions.merge(ours, dg.Definitions(assets=[shop_orders]))
+        result = merged.resolve_asset_graph().get_parents_partitions(OURS, str(day(2)))
+        return [key.partition_key for key in result.required_but_nonexistent_parents_partitions]
+
+    assert nonexistent_days(replace(THEIRS, start=day(3))) == []
+    assert nonexistent_days(THEIRS) == [str(day(2))]  # what the page says
 
 
 def test_an_asset_of_theirs_in_another_code_location_is_external(tmp_path):
@@ -657,6 +781,13 @@ def test_days_follow_what_others_write(engine, tmp_path):
         assert {d for commit in new for d in commit.days} == changed_days[built.name]
     verified = run_verify(pipeline.settings, engine, Window(day(1), day(4)), [daily_revenue.name])
     assert {v.outcome.value for v in verified} == {"matches"}
+
+    # A day on which they write nothing is an empty one.
+    pipeline.night(day(10))
+    for built in (daily_revenue, revenue_2d):
+        assert pipeline.materialized(built.name) == {*map(str, orders), str(day(9))}
+        assert day(9) not in published_rows(pipeline, built.name)
+    assert not pipeline.night(day(10))
 
     # A row that they have twice is published by nobody.
     write_orders(theirs, {day(3): {"d": 5}})

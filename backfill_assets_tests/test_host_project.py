@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import date, timedelta
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -29,6 +30,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.consistent_versions import save_versions, versions_that_belong_together
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
+from backfill_assets.monitoring.incidents import twin_locations
 from backfill_assets.monitoring.next_runs import (
     BATCH_TAG,
     LOAD,
@@ -98,6 +100,28 @@ def test_all_keys_of_the_tables_begin_with_the_prefix(repository):
     assert graph.asset_check_keys
 
 
+def launching_automation(definitions: dg.Definitions) -> dict[str, bool]:
+    """The schedules and sensors that are on when they are loaded, and whether they are."""
+    repository = definitions.get_repository_def()
+    return {
+        each.name: each.default_status.value == "RUNNING"
+        for each in (*repository.schedule_defs, *repository.sensor_defs)
+    }
+
+
+def test_no_run_is_launched_that_nobody_has_asked_for():
+    """What goes on with a plan, looks and alerts is on; the rest is turned on by somebody."""
+    arguments = {"tables": [VISITS, active_users_7d], "key_prefix": "lake"}
+    as_loaded = launching_automation(build_defs(**arguments))
+    assert {name for name, is_on in as_loaded.items() if is_on} == {
+        *("lake_planned_backfills", "lake_switch_overs", "lake_watch_days", "lake_alerts")
+    }
+    automated = launching_automation(build_defs(**arguments, automate=True))
+    assert {name for name, is_on in automated.items() if is_on != as_loaded[name]} == {
+        *("lake_nightly", "lake_touched_days", "lake_lost_retries")
+    }
+
+
 def test_a_function_translates_the_specs():
     changed = build_defs(
         tables=[VISITS, active_users_7d],
@@ -140,6 +164,12 @@ def test_tables_and_settings_are_arguments(monkeypatch):
         ({"window_days": -1}, SettingsError, "^bad settings: window_days=-1: .*at least 0"),
         ({"warehose": "/lake"}, SettingsError, "warehose"),
         ({"key_prefix": "lake.gold"}, SettingsError, "key_prefix='lake.gold'"),
+        (
+            {"key_prefix": ["lake", "plan"]},
+            SettingsError,
+            "key_prefix=.'lake', 'plan'.: must not end in",
+        ),
+        ({"key_prefix": "shadow"}, SettingsError, "key_prefix='shadow': must not end in plan or"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, error, message):
@@ -183,6 +213,25 @@ def names_in(definitions: dg.Definitions) -> set[str]:
     jobs = [job for job in repository.get_all_jobs() if job.name != "__ASSET_JOB"]
     ops = repository.get_implicit_global_asset_job_def().nodes
     return {each.name for each in (*jobs, *ops, *repository.schedule_defs, *repository.sensor_defs)}
+
+
+def test_names_of_deployments_with_other_prefixes_are_never_the_same():
+    """With a prefix that ends in the first word of a name, they could be."""
+    names = set[str]()
+    for tables in ([VISITS], "backfill_assets_tests.contracts.every_kind:TABLES"):
+        repository = build_defs(tables=tables).get_repository_def()
+        automation = (*repository.schedule_defs, *repository.sensor_defs)
+        names.update(each.name for each in (*repository.get_all_jobs(), *automation))
+    words = {
+        name.removesuffix(f"_{other}").rpartition("_")[2]
+        for name, other in permutations(names, 2)
+        if name.endswith(f"_{other}")
+    }
+    assert words == {"plan", "shadow"}
+    for word in words:
+        with pytest.raises(SettingsError):
+            load_settings(key_prefix=f"lake_{word}")
+    assert load_settings(key_prefix="lake/planning/daily")
 
 
 def test_two_deployments_in_one_project():
@@ -395,6 +444,13 @@ def test_code_locations_that_share_a_sensor_share_its_plans():
         code_location_origin=here, sensor_name="planned_backfills", instance=instance
     )
     assert internals.other_locations(context, 60) == ["there"]
+    # The alerts say so before there is a plan.
+    (incident,) = twin_locations(context)
+    assert incident.kind == "two deployments with one prefix"
+    assert "the code location(s) gone, there have the sensor" in incident.detail
+    instance.all_instigator_state = lambda: states[:1]
+    assert twin_locations(context) == []
+    instance.all_instigator_state = lambda: states
     definitions = build_defs(tables=[VISITS, active_users_7d])
     sensor = definitions.get_repository_def().get_sensor_def("planned_backfills")
     with memory_instance() as dagster:

@@ -435,3 +435,27 @@ def test_two_deployments_that_write_a_table_in_turns_are_told(commits, told):
     ] * told
     if told:
         assert "by key prefix: '', 'lake/gold'. " in incidents[0].detail
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [
+        ("abab", "by code version: a, b. "),
+        ("aabbaab", "by code version: a, b. "),
+        ("aba", ""),  # it was put back
+        ("abca", ""),
+        ("abcd", ""),  # one release after another
+        ("ab", ""),
+    ],
+)
+def test_two_deployments_of_one_prefix_are_told_apart_by_their_code(codes, told):
+    began = datetime(2024, 1, 9, tzinfo=timezone.utc)
+    made = [
+        msgspec.structs.replace(
+            record(version, days(1)), at=began + timedelta(hours=version), code_version=code
+        )
+        for version, code in enumerate(codes)
+    ]
+    details = [incident.detail for incident in table_incidents(ledger(FACT, *made), [])]
+    assert len(details) == bool(told)
+    assert all(told in detail for detail in details)

@@ -24,6 +24,7 @@ from backfill_assets.calendar.partitions import (
     to_ranges,
     to_windows,
 )
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
@@ -149,15 +150,19 @@ def _partition_mapping(dependency: Dependency, table: Table) -> dg.PartitionMapp
         )
 
 
-def _assets_of_others(deployment: Deployment, table: Table) -> list[dg.AssetKey]:
+def _assets_of_others(deployment: Deployment, table: Table) -> list[dg.AssetDep]:
     """Return the assets that write what no asset of the deployment does: Dagster loads none of it.
 
-    Dagster maps days of theirs to the same days, and to all, if they have no partitions.
+    Dagster maps days of theirs to the same days, and to all, if they have no partitions. Of those
+    that begin later, our first days have none: Dagster would refuse a backfill with such a day.
     """
-    graph = deployment.graph
-    external = [name for name in graph.direct_inputs(table.name) if name in graph.external]
-    unpartitioned = [dg.AssetKey(reference.name) for reference in table.unpartitioned_inputs]
-    return [*unpartitioned, *map(deployment.asset_key, external)]
+    deps = [dg.AssetDep(reference.name) for reference in table.unpartitioned_inputs]
+    for name in deployment.graph.direct_inputs(table.name):
+        if external := deployment.graph.external.get(name):
+            begins_later = external.start and not table.dimension
+            mapping = SAME_DAY.mapping_of_existing if begins_later else None
+            deps.append(dg.AssetDep(deployment.asset_key(name), partition_mapping=mapping))
+    return deps
 
 
 def _asset_out(

@@ -95,13 +95,16 @@ class Reach:
 
     @property
     def partition_mapping(self) -> dg.PartitionMapping | None:
-        """The mapping for Dagster; None for the same day, which is its default.
+        """The mapping for Dagster; None for the same day, which is its default."""
+        return None if self == SAME_DAY else self.mapping_of_existing
+
+    @property
+    def mapping_of_existing(self) -> dg.PartitionMapping:
+        """The mapping to those input days that exist for Dagster, which need not be all.
 
         For the last days of a range, later input days do not exist yet; these days are open, not
-        broken.
+        broken. An asset of others may begin later.
         """
-        if self == SAME_DAY:
-            return None
         with warnings.catch_warnings():
             # The parameter is in beta; `make test-versions` shows that all releases have it.
             warnings.simplefilter("ignore", dg.BetaWarning)

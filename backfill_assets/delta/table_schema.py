@@ -177,6 +177,16 @@ def unreadable_reasons(table: ExternalTable, metadata: TableMetadata) -> list[st
     return messages
 
 
+def explain_absence(ledger: Ledger) -> str:
+    """What a message says of days that a table lacks."""
+    if not isinstance(ledger.table, ExternalTable):
+        return "has never been published"
+    reasons = unreadable_reasons(ledger.table, ledger.metadata) if ledger.metadata else ()
+    if reasons:
+        return f"is not as it is declared: {'; '.join(reasons)}"
+    return "is not there, and others write it"
+
+
 def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | None) -> str:
     """How to fix a table that differs from its model; see `raise_if_schema_differs`."""
     stored_version, declared_version = read_schema_version(metadata), table.schema_version

@@ -486,7 +486,7 @@ def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.Sch
         job=job,
         cron_schedule=f"{int(minute)} {'*' if by_hour else int(hour)} * * *",
         execution_timezone=monitor.deployment.settings.timezone,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        default_status=dg.DefaultScheduleStatus[monitor.deployment.automation_status],
         description="Loads what has landed since, also for days on which nothing ran; if there is "
         "nothing, retries open days that are behind. The sensor touched_days then rebuilds what "
         "the new lines change.",
@@ -550,7 +550,7 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
         name=monitor.deployment.automation_name("touched_days"),
         jobs=jobs,
         minimum_interval_seconds=4,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus[monitor.deployment.automation_status],
         description="Follows the commits of the tables: when lines were loaded, whoever loaded "
         "them, rebuilds the open days that they change. Never a day whose window has closed.",
     )
@@ -595,7 +595,7 @@ def _build_lost_retries_sensor(deployment: Deployment) -> dg.SensorDefinition:
     @dg.sensor(
         name=deployment.automation_name("lost_retries"),
         minimum_interval_seconds=60,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus[deployment.automation_status],
         description="Finds failed runs that Dagster was to retry and did not, as when its code "
         "server was down at that moment, and has it look at them once more.",
     )

@@ -115,7 +115,7 @@ def _missing_days(
     for day in sorted(days):
         detail = STATE_MEANINGS[DayState.MISSING]
         if day in obstacles:
-            detail = f"{obstacles[day].text}; it is built once that is there. See to its writer"
+            detail = f"{obstacles[day].text}; it is built once that is. See to its writer"
         if day in holes:
             yield Incident("hole", name, str(day), detail)
         else:
@@ -199,11 +199,11 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
         yield Incident("log was cut", name, "", detail, {"days": len(days)})
     elif retention:
         yield Incident("log retention changed", name, "", retention)
-    if prefixes := alternating_prefixes(ledger.records):
+    if writers := alternating_writers(ledger.records):
         detail = (
             f"in the last {_TURNS_DAYS} days, runs of schedules and sensors of several deployments "
-            f"have written it in turns, by key prefix: {', '.join(prefixes)}. Each builds the days "
-            "again that the other has built. Declare the table in one of them; the others read it"
+            f"have written it in turns, by {writers}. Each builds days that the other has built. "
+            "Declare the table in one of them; the others read it"
         )
         yield Incident("two deployments write it", name, "", detail)
 
@@ -212,21 +212,22 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
 _TURNS_DAYS = 7
 
 
-def alternating_prefixes(records: Sequence[CommitRecord]) -> list[str]:
-    """Return the key prefixes of deployments that have written a table in turns lately.
+def alternating_writers(records: Sequence[CommitRecord]) -> str:
+    """Return what tells deployments apart that have written a table in turns lately.
 
-    One that follows another for good is none of them: a prefix may be changed. What a person
-    launches does not count, nor do commits without a run.
+    That is their key prefixes, or, with the same prefix or none, the versions of their code. One
+    that follows another for good is none of them: a prefix may be changed, and code, which may be
+    put back once as well. What a person launches does not count, nor do commits without a run.
     """
     scheduled = [r for r in records if r.at and r.run_id and not r.by_person]
     since = max((r.at for r in scheduled if r.at), default=None)
-    recent = [
-        repr(r.key_prefix)
-        for r in scheduled
-        if r.at and since and r.at > since - timedelta(days=_TURNS_DAYS)
-    ]
-    turns = [prefix for prefix, _ in groupby(recent)]
-    return sorted({*turns}) if len(turns) > 2 else []
+    recent = [r for r in scheduled if r.at and since and r.at > since - timedelta(days=_TURNS_DAYS)]
+    prefixes, codes = [repr(r.key_prefix) for r in recent], [r.code_version for r in recent]
+    for name, writers, usual_returns in (("key prefix", prefixes, 0), ("code version", codes, 1)):
+        turns = [writer for writer, _ in groupby(writers)]
+        if len(turns) - len({*turns}) > usual_returns:
+            return f"{name}: {', '.join(sorted({*turns}))}"
+    return ""
 
 
 def _version_ranges(versions: Iterable[int]) -> str:
@@ -358,7 +359,24 @@ class Monitor:
         with self.lock_reads():
             since = self.clock() - _DISK_NEWS_PERIOD
             disk = disk_failures(self.deployment, context.instance, since)
-            return [*disk, *find_incidents(self.read_snapshot(context.instance))]
+            twins = twin_locations(context)
+            return [*disk, *twins, *find_incidents(self.read_snapshot(context.instance))]
+
+
+#: A code location whose sensor has ticked within so many seconds is there.
+_TWIN_SECONDS = 180.0
+
+
+def twin_locations(context: dg.SensorEvaluationContext) -> list[Incident]:
+    """Return one incident if other code locations of the instance have the same key prefix."""
+    locations = internals.other_locations(context, _TWIN_SECONDS)
+    detail = (
+        f"the code location(s) {', '.join(locations)} have the sensor {context.sensor_name} as "
+        "well: what one launches, retries and alerts for is the other's too, and assets of one "
+        "name are one asset. Give each deployment on this instance a key_prefix of its own, and "
+        "declare each table in one of them"
+    )
+    return [Incident("two deployments with one prefix", ALL_TABLES, "", detail)] * bool(locations)
 
 
 def disk_failures(

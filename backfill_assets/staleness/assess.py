@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.table_schema import explain_absence
 from backfill_assets.landing.load_manifest import NO_FOLDER
 from backfill_assets.settings import PREFIX
 from backfill_assets.staleness.snapshot import Snapshot
@@ -284,7 +285,7 @@ def find_obstacles(
                 text = f"{name}[{format_ranges(failed_days)}] failed in this run"
                 obstacles[day] = Obstacle(text)
             elif missing_days := [d for d in needed if d not in published]:
-                text = f"{name}[{format_ranges(missing_days)}] {source.table.absence}"
+                text = f"{name}[{format_ranges(missing_days)}] {explain_absence(source)}"
                 obstacles[day] = Obstacle(text)
     return obstacles
 

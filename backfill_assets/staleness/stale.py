@@ -12,7 +12,7 @@ from datetime import date
 from operator import is_
 from typing import NamedTuple
 
-from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.staleness.assess import (
@@ -26,6 +26,7 @@ from backfill_assets.staleness.assess import (
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import ExternalTable
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,7 @@ def _newer_inputs(snapshot: Snapshot) -> dict[str, dict[date, dict[str, CommitRe
             and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
         )
 
-    for source, table, days_of in downstream_tables(snapshot):
-        needed = {day: record for record in ledgers[source].records for day in days_of(record)}
+    for source, table, needed in _needed_commits(snapshot):
         ledger = ledgers[table]
         for day in select_due(table, needed):
             built = ledger.latest.get(day)
@@ -237,6 +237,33 @@ def _newer_inputs(snapshot: Snapshot) -> dict[str, dict[date, dict[str, CommitRe
             for day in select_due(table, changed_days):
                 newer[table].setdefault(day, {})
     return newer
+
+
+def _needed_commits(snapshot: Snapshot) -> Iterator[tuple[str, str, dict[date, CommitRecord]]]:
+    """Return (input, table, needed): by day of the table, the commit of the input that it needs.
+
+    No commit has the days on which others write no rows: as long as they are not built, they need
+    the last one.
+    """
+    for table, inputs in snapshot.graph.inputs.items():
+        for dependency in inputs:
+            source = snapshot.ledgers[dependency.source.name]
+            if quiet_days := _days_without_rows(source, snapshot.today):
+                days = {*dependency.reach.changed_days(quiet_days, source)}
+                unbuilt_days = days - snapshot.ledgers[table].latest.keys()
+                yield source.table.name, table, dict.fromkeys(unbuilt_days, source.records[-1])
+    for name, table, days_of in downstream_tables(snapshot):
+        records = snapshot.ledgers[name].records
+        yield name, table, {day: record for record in records for day in days_of(record)}
+
+
+def _days_without_rows(source: Ledger, today: date) -> list[date]:
+    """Return the days on which others write no rows, since their first day: no commit has them."""
+    if not isinstance(source.table, ExternalTable) or not source.published_days:
+        return []
+    known_days = source.published_days
+    days = Window(min(known_days), today if today < date.max else max(known_days))
+    return [d for d in days if d not in known_days and not source.table.expects_rows(d)]
 
 
 def downstream_tables(

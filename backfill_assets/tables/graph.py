@@ -170,7 +170,8 @@ class Graph:
             combined = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
-            policy = replace(combined, start=self._start_of(logs), end=self._end_of(logs))
+            start, end = self._start_of(name, logs), self._end_of(logs)
+            policy = replace(combined, start=start, end=end)
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
@@ -179,12 +180,20 @@ class Graph:
             policies[name] = replace(policy, grain=self.all_tables[name].grain)
         return policies
 
-    def _start_of(self, logs: Iterable[str]) -> date:
-        """The first day of a table of some raw logs: all sources are there, each with some part."""
+    def _start_of(self, name: str, logs: Iterable[str]) -> date:
+        """The first day of a table of some raw logs: all sources are there, each with some part.
+
+        So are the tables of others.
+        """
         starts: dict[str, list[date]] = {"": [self.policy.start]}
         for source in map(self.sources.__getitem__, logs):
             starts.setdefault(source.name, []).append(source.under(self.policy).start)
-        return max(map(min, starts.values()))
+        others = (
+            table.start
+            for other, table in self.external.items()
+            if table.start and other in (name, *self.upstream_tables(name))
+        )
+        return max([*map(min, starts.values()), *others])
 
     def _end_of(self, logs: Iterable[str]) -> date | None:
         """The end of the days of a table of some raw logs: all sources are there until then."""
@@ -195,9 +204,13 @@ class Graph:
         return None if end == date.max else end
 
     def expects_day(self, name: str, day: date) -> bool:
-        """Whether a day is neither before a table's first one, nor after the end of its part."""
-        end = self.all_tables[name].end
-        return day >= self.policy_of(name).start and (end is None or day < end)
+        """Whether a day is neither before a table's first one, nor after the end of its part.
+
+        Nor, of a table of others, one on which it has no rows.
+        """
+        table, start = self.all_tables[name], self.policy_of(name).start
+        has_rows = not isinstance(table, ExternalTable) or table.expects_rows(day)
+        return has_rows and start <= day < (table.end or date.max)
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -267,6 +268,8 @@ class _Walk:
                 return f"column {value!r}"
             case logging.Logger():
                 return "logger"
+            case _ if _is_session(value):
+                return repr(None)
         if value is os.environ:
             return "environ"
         return self._udf_text(value, edges) if isinstance(value, UserDefinedFunction) else None
@@ -288,6 +291,8 @@ class _Walk:
             state = {**(state[0] or {}), **state[1]} if isinstance(state[0], dict | None) else state
         if isinstance(state, dict):
             for name, part in state.items():
+                if _is_session(part) and _is_cached_property(type(value), name):
+                    continue
                 with _Step(self._path, f".{name}"):
                     texts.append(f"{name}={self._text(part, edges)}")
         else:
@@ -510,7 +515,23 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, (*value.keys(), *value.values())))
-    return isinstance(value, (*_PLAIN, str))
+    return isinstance(value, (*_PLAIN, str)) or _is_session(value)
+
+
+def _is_session(value: object) -> bool:
+    """Whether a value is a Spark session, of Connect or not.
+
+    It counts as None, which is what stands for it until it starts.
+    """
+    # By name: Connect is not imported where it is not used, and is no subclass.
+    return any(
+        cls.__name__ == "SparkSession" and cls.__module__.startswith("pyspark.sql.")
+        for cls in type(value).__mro__
+    )
+
+
+def _is_cached_property(cls: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(cls, name, None), cached_property)
 
 
 def _docstring(tree: Any) -> str:

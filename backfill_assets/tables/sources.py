@@ -285,10 +285,6 @@ class Source:
         """What the arguments of the declaration must be."""
         name = "the name of a field of the lines"
         lateness, days = '"correct" or "drop"', "a whole number of days"
-        arrival_days = (
-            'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a date '
-            "to True or False"
-        )
         return {
             "name": (arguments.is_name, "letters, digits and _, as folders have them"),
             "lines": table_options.MODEL_RULE,
@@ -296,12 +292,11 @@ class Source:
             "event_time": (arguments.is_text, name),
             "version_time": (lambda x: isinstance(x, str), name),
             "amount": (arguments.none_or(arguments.is_text), f"{name}, or leave it out"),
-            "start": (arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"),
             "window_days": (arguments.none_or(arguments.is_whole_number), days),
             "late_lines": (lambda x: x in (None, "correct", "drop"), lateness),
             "arrives_after": (arguments.is_whole_number, days),
             "arrives_after_hours": (arguments.is_whole_number, "a whole number of hours"),
-            "arrives_on": (ArrivalDays.can_parse, arrival_days),
+            **table_options.DELIVERY_RULES,
             "hourly": (arguments.is_bool, "True or False"),
             "named": (_is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'),
             **self._file_rules(),

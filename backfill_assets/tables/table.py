@@ -7,11 +7,11 @@ column belongs here, its evaluation in `audit`.
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -19,7 +19,7 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
 from backfill_assets.calendar.partitions import (
     BY_DIMENSION,
     HOURS,
@@ -36,6 +36,7 @@ from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import (
     Argument,
     DeclarationError,
+    arguments_by_rules,
     check_arguments,
     is_text,
     sequence_of,
@@ -145,8 +146,6 @@ class Table(table_options.TableOptions):
     depends_on: tuple[str | Path, ...] = ()
     dimension: Dimension | None = None
     part: str = ""
-    #: What a message says of days that are not there.
-    absence: ClassVar[str] = "has never been published"
 
     def __post_init__(self) -> None:
         check_arguments(self.name, table_options.option_arguments(self))
@@ -434,11 +433,18 @@ class ExternalTable(Table):
     Attributes:
         url: its location; empty if it is in the warehouse under its name.
         asset_key: of the asset that writes it; empty if that is its name.
+        start: its first day; None if it has all days of the calendar.
+        arrival_days: the days on which it has rows.
     """
 
     url: str = ""
     asset_key: tuple[str, ...] = ()
-    absence: ClassVar[str] = "is not there, and others write it"
+    start: date | None = None
+    arrival_days: ArrivalDays = field(default=ArrivalDays())
+
+    def expects_rows(self, day: date) -> bool:
+        """Whether others usually write rows of a day; without any, it counts as missing."""
+        return day in self.arrival_days
 
     def place(self, warehouse: str) -> str:
         """Its location, in a deployment with this warehouse."""
@@ -453,11 +459,13 @@ def external_table(
     key: Sequence[str] = (),
     url: str = "",
     asset_key: Sequence[str] = (),
+    start: date | None = None,
+    arrives_on: ArrivesOn | None = None,
 ) -> ExternalTable:
     """Declare a Delta table by day that others write, as an input: `Reads(their_orders)`.
 
     A commit of theirs makes the days due that are built from the days which it changed; a day
-    without rows counts as missing. Nothing is ever written to the table.
+    without rows counts as missing, if rows are expected. Nothing is ever written to the table.
 
     Args:
         name: its name in reasons and in messages.
@@ -466,6 +474,8 @@ def external_table(
         key: the columns that are unique within a day: no day is built from one that repeats them.
         url: its location, as Spark reads it; in the warehouse under its name, if not given.
         asset_key: the key of the asset that writes it; its name, if not given.
+        start: its first day, if that is later than the first day of the calendar.
+        arrives_on: the days on which it has rows, each day if not given; as of `Source`.
 
     Raises:
         DeclarationError: an argument does not fit.
@@ -479,6 +489,9 @@ def external_table(
             Argument("the name", name, *name_rule),
             Argument("the model", model, *table_options.MODEL_RULE),
             Argument("asset_key", asset_key, is_key, 'a list, as ["shop", "orders"]'),
+            *arguments_by_rules(
+                {"start": start, "arrives_on": arrives_on}, table_options.DELIVERY_RULES
+            ),
         ],
     )
     return ExternalTable(
@@ -488,6 +501,8 @@ def external_table(
         key=key,
         url=normalize_location(url),
         asset_key=tuple(asset_key),
+        start=start,
+        arrival_days=ArrivalDays.parse(arrives_on),
     )
 
 

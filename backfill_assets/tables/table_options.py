@@ -11,6 +11,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.errors import SchemaInitError
 
+from backfill_assets.calendar.late_data import ArrivalDays
 from backfill_assets.tables import arguments
 from backfill_assets.tables.columns import Rule, nullable_bounds, wrong_checks
 
@@ -66,6 +67,15 @@ def is_model(value: object) -> TypeGuard[type[pa.DataFrameModel]]:
 
 #: The rule of an argument that is a pandera model.
 MODEL_RULE = (is_model, "a class of pandera.pyspark.DataFrameModel")
+#: The rules of arguments that say from when on, and on which days, others deliver.
+DELIVERY_RULES: arguments.Rules = {
+    "start": (arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"),
+    "arrives_on": (
+        ArrivalDays.can_parse,
+        'weekdays, as "mon-sat" or ["mon", "thu"], a set of dates, or a function from a date to '
+        "True or False",
+    ),
+}
 
 
 def model_argument(model: object) -> arguments.Argument:

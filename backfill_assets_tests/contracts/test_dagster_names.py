@@ -60,7 +60,8 @@ def read_clock() -> datetime:
 )
 def test_definitions(settings, snapshot, monkeypatch):
     monkeypatch.setattr(targets, "any_targets", lambda _: True)
-    definitions = with_executor(build_defs(load_settings(**SETTINGS | settings), clock=read_clock))
+    built = build_defs(load_settings(**SETTINGS | settings), clock=read_clock, automate=True)
+    definitions = with_executor(built)
     repository = definitions.get_repository_def()
     lines = [
         *assets_in(repository.asset_graph),
