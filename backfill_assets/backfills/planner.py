@@ -189,7 +189,7 @@ def explain_left_out(
             else:
                 yield (
                     f"{name}[{partition}] is not over before {end - partitions.DAY}: it is due on "
-                    f"{deployment.graph.due_text(name, partition)}"
+                    f"{policy.format_due(deployment.graph.due_date(name, partition))}"
                 )
 
 

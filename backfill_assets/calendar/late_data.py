@@ -5,10 +5,11 @@ It reads no clock, table or file.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from typing import Any, Self
+from zoneinfo import ZoneInfo
 
-from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window
+from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window, has_hour
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
 
@@ -60,6 +61,11 @@ class ArrivalDays:
 
     def __contains__(self, day: date) -> bool:
         return all(rule(day) for rule in self.rules)
+
+    def with_hour(self, hour: int, timezone: str) -> Self:
+        """Of these days, those on which the clocks of a time zone show an hour."""
+        zone = ZoneInfo(timezone)
+        return type(self)((*self.rules, lambda day: has_hour(day, hour, zone)))
 
     def first_from(self, day: date) -> date:
         """The first day of delivery that is not before a day; the day itself if a year has none."""
@@ -143,6 +149,11 @@ class Policy:
         """The day before which all days are over: another one than today for parts `HOURS`."""
         hours = self.hours_ahead + (today.hour if isinstance(today, BusinessDay) else 0)
         return today + hours // 24 * DAY
+
+    def format_due(self, due_date: date) -> str:
+        """The day whose nightly run publishes something, with the hour if it is not midnight."""
+        due_at = datetime.combine(due_date, time()) - timedelta(hours=self.hours_ahead)
+        return f"{due_at:%Y-%m-%d at %H:%M}" if self.hours_ahead else str(due_date)
 
     def loadable_days(self, today: date) -> Window:
         """The partitions that are over on a day: for a raw log, the log days that can be loaded."""

@@ -20,16 +20,7 @@ from backfill_assets.audit.checks import evaluated_failures, failure_text, metad
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import (
-    BY_DIMENSION,
-    DAY,
-    HOURS,
-    BusinessDay,
-    Grain,
-    Window,
-    format_ranges,
-    to_windows,
-)
+from backfill_assets.calendar.partitions import DAY, Grain, Window, format_ranges, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
@@ -478,7 +469,7 @@ def _run_key(monitor: Monitor, request: next_runs.Request, night: date) -> str:
 def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
     """Build the schedule of a job of daily tables; the sensor launches the jobs of the others."""
     hour, minute = monitor.deployment.settings.nightly_at.split(":")
-    by_hour = job_name == f"{Grain.DAILY.job_name}{BY_DIMENSION}{HOURS.name}"
+    by_hour = any(t.by_hour for t in monitor.deployment.tables.values() if t.job_name == job_name)
     name = f"nightly{job_name.removeprefix(Grain.DAILY.job_name)}"
 
     @dg.schedule(
@@ -492,8 +483,7 @@ def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.Sch
         "the new lines change.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        zone = monitor.deployment.settings.zone
-        today = BusinessDay.at(context.scheduled_execution_time.astimezone(zone))
+        today = monitor.business_day(context.scheduled_execution_time)
         with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
                 today,

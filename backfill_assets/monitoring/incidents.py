@@ -343,8 +343,12 @@ class Monitor:
 
     @property
     def today(self) -> date:
-        """The business day."""
-        return BusinessDay.at(self.clock().astimezone(self.deployment.settings.zone))
+        """The business day of now."""
+        return self.business_day(self.clock())
+
+    def business_day(self, moment: datetime) -> BusinessDay:
+        """The business day of a moment."""
+        return BusinessDay.at(moment.astimezone(self.deployment.settings.zone))
 
     def read_snapshot(self, instance: dg.DagsterInstance) -> MonitoringSnapshot:
         """Read everything that the day states are derived from."""

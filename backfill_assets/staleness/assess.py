@@ -125,7 +125,8 @@ def assess(
 def _wait_text(snapshot: Snapshot, table: str, day: date) -> str:
     """Return what a day that was never published waits for; empty if nothing."""
     if snapshot.awaits_lines(table, day):
-        due = snapshot.graph.due_text(table, day)
+        graph = snapshot.graph
+        due = graph.policy_of(table).format_due(graph.due_date(table, day))
         return f"lines of it are still to come: it is due on {due}"
     folders = [f"{log}[{log_day}]" for log, log_day in snapshot.awaited_folders(table, day)]
     return f"it waits for the folder of {', '.join(folders)}" if folders else ""

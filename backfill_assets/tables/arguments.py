@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -207,3 +208,21 @@ def is_encoding(value: object) -> bool:
     """Whether a CSV file may have an encoding."""
     name = encoding_name(value)
     return name in (UTF_8, UTF_16) or bool(name and high_characters(name))
+
+
+def repeated_sign(signs: Mapping[str, str]) -> str:
+    """Why two options of CSV may not be the same character; empty if none are.
+
+    `signs` has, by name, the delimiter, the thousands, the quote, the comment and the decimal.
+    """
+    for (first, sign), (second, other) in combinations(signs.items(), 2):
+        # Numbers in quotes may have the delimiter between their thousands.
+        is_quoted = (first, second) == ("delimiter", "thousands") and signs["quote"]
+        if sign and sign == other and not is_quoted:
+            meant = {
+                ("delimiter", "decimal"): 'delimiter=";"',
+                ("thousands", "decimal"): f'decimal="{"," if sign == "." else "."}"',
+            }
+            question = meant.get((first, second), f"another {second}")
+            return f"{first} and {second} are both {sign!r}; did you mean {question}?"
+    return ""

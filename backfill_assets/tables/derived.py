@@ -543,12 +543,8 @@ def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
 def expand_parts(declared: Mapping[str, Table], timezone: str) -> dict[str, Table]:
     """The tables, with one for each part in place of a table that has a second dimension.
 
-    A part is a table of its own for all that is decided: what it reads, what it lacks, when it is
-    due, final, held back or undone.
-
-    Args:
-        declared: the tables, inputs first.
-        timezone: IANA name of the deployment's time zone, for parts that are hours.
+    A part is a table of its own for all that is decided. The time zone of the deployment is for
+    parts that are hours.
     """
     tables: dict[str, Table] = {}
     sources: dict[str, Source] = {}
@@ -589,9 +585,8 @@ def _with_parts(table: Derived, part: str, find: Callable[[Table, str], Any]) ->
             reads[parameter] = replace(read, table=find(read.table, part))
         else:
             for value in dimension.values if read.parts == ALL else read.parts or ():
-                table_of_part = find(read.table, value)
                 name = table_name(parameter, value)
-                reads[name] = replace(read, table=table_of_part, parts=[value])
+                reads[name] = replace(read, table=find(read.table, value), parts=[value])
     return replace(
         table,
         name=table_name(table.name, part),

@@ -11,8 +11,8 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, time, timedelta
-from functools import cache, cached_property, partial
+from datetime import date
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
@@ -170,7 +170,7 @@ class Graph:
             combined = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
-            start, end = self._start_of(name, logs), self._end_of(logs)
+            start, end = self._bounds_of(name, logs)
             policy = replace(combined, start=start, end=end)
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
@@ -180,28 +180,19 @@ class Graph:
             policies[name] = replace(policy, grain=self.all_tables[name].grain)
         return policies
 
-    def _start_of(self, name: str, logs: Iterable[str]) -> date:
-        """The first day of a table of some raw logs: all sources are there, each with some part.
+    def _bounds_of(self, name: str, logs: Iterable[str]) -> tuple[date, date | None]:
+        """The first day and the end of a table of some raw logs.
 
-        So are the tables of others.
+        All sources are there, each with some part, and so are the tables of others.
         """
-        starts: dict[str, list[date]] = {"": [self.policy.start]}
+        policies: dict[str, list[Policy]] = {"": [self.policy]}
         for source in map(self.sources.__getitem__, logs):
-            starts.setdefault(source.name, []).append(source.under(self.policy).start)
-        others = (
-            table.start
-            for other, table in self.external.items()
-            if table.start and other in (name, *self.upstream_tables(name))
-        )
-        return max([*map(min, starts.values()), *others])
-
-    def _end_of(self, logs: Iterable[str]) -> date | None:
-        """The end of the days of a table of some raw logs: all sources are there until then."""
-        ends: dict[str, list[date]] = {"": [self.policy.end or date.max]}
-        for source in map(self.sources.__getitem__, logs):
-            ends.setdefault(source.name, []).append(source.under(self.policy).end or date.max)
-        end = min(map(max, ends.values()))
-        return None if end == date.max else end
+            policies.setdefault(source.name, []).append(source.under(self.policy))
+        others = {name, *self.upstream_tables(name)} & self.external.keys()
+        starts = [min(policy.start for policy in parts) for parts in policies.values()]
+        starts += [start for other in others if (start := self.external[other].start)]
+        end = min(max(policy.end or date.max for policy in parts) for parts in policies.values())
+        return max(starts), None if end == date.max else end
 
     def expects_day(self, name: str, day: date) -> bool:
         """Whether a day is neither before a table's first one, nor after the end of its part.
@@ -247,12 +238,6 @@ class Graph:
     def due_date(self, table: str, day: date) -> date:
         """The business day whose nightly run first publishes a day, with all that it requires."""
         return self.last_arrival(table, day) + self.policy.lag_days * DAY
-
-    def due_text(self, table: str, day: date) -> str:
-        """The date of `due_date`, with the hour if it is not midnight."""
-        due_date, hours = self.due_date(table, day), self.policy_of(table).hours_ahead
-        due_at = datetime.combine(due_date, time()) - timedelta(hours=hours)
-        return f"{due_at:%Y-%m-%d at %H:%M}" if hours else str(due_date)
 
     def expected_days(self, table: str, today: date, last: date = date.max) -> Window:
         """The days that should have been published by the end of a day's nightly run.
@@ -310,8 +295,8 @@ class Graph:
 
     def required_days(self, dependency: Dependency, day: date) -> list[date]:
         """The days of an input without which a day cannot be built; see `expects_day`."""
-        expects_day = partial(self.expects_day, dependency.source.name)
-        return [*filter(expects_day, dependency.reach.required_days(day))]
+        name = dependency.source.name
+        return [d for d in dependency.reach.required_days(day) if self.expects_day(name, d)]
 
     def tables_of_all_known(self, log: str) -> list[str]:
         """The tables that have all lines of a raw log, however late they came."""

@@ -10,16 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cached_property, partial
-from itertools import combinations
+from functools import cached_property
 from typing import Any, Literal, Self
-from zoneinfo import ZoneInfo
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
-from backfill_assets.calendar.partitions import HOURS, Dimension, has_hour, name_of_part
+from backfill_assets.calendar.partitions import HOURS, Dimension, name_of_part
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
@@ -95,16 +93,6 @@ def _is_sign(value: object) -> bool:
 
 #: The characters that group the digits of numbers somewhere in the world.
 _THOUSANDS = (".", ",", "'", "\u2019", "_", " ", "\u00a0", "\u202f")
-
-
-def _other_sign(first: str, second: str, sign: str) -> str:
-    """What two options of CSV that are the same character were probably meant to be."""
-    meant = {
-        ("delimiter", "decimal"): 'delimiter=";"',
-        ("thousands", "decimal"): f'decimal="{"," if sign == "." else "."}"',
-    }
-    question = meant.get((first, second), f"another {second}")
-    return f"; did you mean {question}?"
 
 
 def _is_name_by_role(value: object) -> bool:
@@ -331,24 +319,9 @@ class Source:
 
     def _check_files(self) -> None:
         """Raise if two options of CSV are the same character."""
-        signs = {
-            "delimiter": self.delimiter,
-            "quote": self.quote,
-            "comment": self.comment,
-            "decimal": self.decimal,
-        }
-        # Numbers in quotes may have the delimiter between their thousands.
-        of_numbers = {name: signs[name] for name in ("quote", "comment", "decimal")}
-        pairs = [*combinations(signs.items(), 2)]
-        pairs += [(("thousands", self.thousands), other) for other in of_numbers.items()]
-        if not self.quote:
-            pairs.append((("delimiter", self.delimiter), ("thousands", self.thousands)))
-        for (first, sign), (second, other) in pairs:
-            if sign and sign == other:
-                raise arguments.DeclarationError(
-                    f"source {self.name}: {first} and {second} are both {sign!r}"
-                    f"{_other_sign(first, second, sign)}"
-                )
+        names = ("delimiter", "thousands", "quote", "comment", "decimal")
+        if problem := arguments.repeated_sign({name: getattr(self, name) for name in names}):
+            raise arguments.DeclarationError(f"source {self.name}: {problem}")
 
     def _check_renames(self) -> None:
         """Raise if a name in the files stands for what is no field, or is one itself."""
@@ -575,9 +548,8 @@ class Source:
         """The source, of which nothing is expected on days that lack its hour in a time zone."""
         if self.hour is None:
             return self
-        zone, expected_days = ZoneInfo(timezone), self.arrival_days
-        exists = partial(has_hour, hour=self.hour, zone=zone)
-        return replace(self, arrives_on=lambda day: day in expected_days and exists(day))
+        expected_days = self.arrival_days.with_hour(self.hour, timezone)
+        return replace(self, arrives_on=expected_days.__contains__)
 
     @property
     def overrides(self) -> dict[str, Any]:

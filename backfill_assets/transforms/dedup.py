@@ -59,6 +59,16 @@ def version_day(source: Source, timezone: str, field_column: FieldColumn = F.col
     return business_day(F.greatest(*map(field_column, source.times)), timezone)
 
 
+def other_hour(source: Source, timezone: str) -> Column:
+    """Why a line's event is not of the hour that its folder says; null if it is."""
+    if source.hour is None:
+        return F.lit(None)
+    hour = F.hour(F.from_utc_timestamp(source.event_time, timezone))
+    texts = f"bad {source.event_time}: of hour ", f", its folder says {source.part}"
+    reason = F.concat(F.lit(texts[0]), F.lpad(hour, 2, "0"), F.lit(texts[1]))
+    return F.when(hour != source.hour, reason)
+
+
 def compared_times(source: Source) -> list[str]:
     """The columns of `with_event_day` whose later one is the time of a version, event time first.
 

@@ -22,7 +22,7 @@ from backfill_assets.spark.frames import create_frame, exact_sums
 from backfill_assets.tables.columns import sql_conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets.transforms.dedup import business_day, version_day
+from backfill_assets.transforms.dedup import business_day, other_hour, version_day
 
 #: Why a line is rejected; null for an accepted one. Like `TEXT`, no source has such a field.
 REASON = "_reason"
@@ -307,7 +307,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
         *(F.when(F.col(n) != v, f"bad {n}: its folder says {v}") for n, v in part if n in fields),
-        *_other_hour(source, timezone),
+        other_hour(source, timezone),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
     ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
@@ -324,16 +324,6 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         *source.fields,
         *(F.lit(value).alias(name) for name, value in part if name not in fields),
     )
-
-
-def _other_hour(source: Source, timezone: str) -> Iterator[Column]:
-    """Yield the reason of a line whose event is not of the hour that its folder says."""
-    if source.hour is not None:
-        hour = F.hour(F.from_utc_timestamp(source.event_time, timezone))
-        reason = F.concat(F.lit(f"bad {source.event_time}: of hour "), F.lpad(hour, 2, "0"))
-        yield F.when(
-            hour != source.hour, F.concat(reason, F.lit(f", its folder says {source.part}"))
-        )
 
 
 def _has_ambiguous_time(source: Source, name: str) -> Column:
