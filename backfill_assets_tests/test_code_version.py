@@ -1347,7 +1347,16 @@ _TABLE_NOT_DECIDING = (
     *("dimension", "part"),
 )
 NOT_DECIDING: Mapping[type, tuple[str, ...]] = {
-    Source: ("hourly", "arrives_on", "named", "skew", "declared_in", "dimension", "part"),
+    Source: (
+        "hourly",
+        "arrives_on",
+        "arrives_after_hours",
+        "named",
+        "skew",
+        "declared_in",
+        "dimension",
+        "part",
+    ),
     SourceTable: (*DECIDING[Table], *_TABLE_NOT_DECIDING, "role"),
     derived.Derived: (*_TABLE_NOT_DECIDING, "group", "first", "lineage", "part_column"),
     derived.Current: (*DECIDING[Table], *_TABLE_NOT_DECIDING),
