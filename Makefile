@@ -90,7 +90,8 @@ test-all: $(VENV)/.installed-dev docs ## all tests there are, the slow ones too 
 ENDS ?= lowest-direct highest
 CORE_TESTS ?= contracts/test_golden_rows.py contracts/test_commits.py contracts/test_words.py \
 	contracts/test_public_api.py test_io_manager.py test_definitions.py test_host_project.py \
-	test_ledgers.py test_publisher.py system/test_pipeline.py
+	test_ledgers.py test_publisher.py test_metrics.py test_lineage.py test_lookups.py \
+	system/test_pipeline.py
 TEST_TOOLS := pytest pytest-timeout selenium pytest-xdist hypothesis syrupy xxhash duckdb psycopg2-binary
 UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv
 test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest versions of pyproject.toml (half an hour)
