@@ -24,7 +24,7 @@ from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import ClassVar, Optional
 
-import numpy
+import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.connect import functions as connect
@@ -1066,9 +1066,9 @@ def test_what_is_in_a_value_many_times_is_read_once():
     assert own_reach(value).parts["it"] == (text if len(text) <= 40 else text_digest(text))
 
 
-def test_arrays_count_by_their_values():
-    one, other = (own_reach(numpy.array([1, n])).digest for n in (2, 3))
-    assert one == own_reach(numpy.array([1, 2])).digest != other
+def test_buffers_count_by_their_values():
+    one, other = (own_reach(pyarrow.py_buffer(value)).digest for value in (b"a", b"b"))
+    assert one == own_reach(pyarrow.py_buffer(b"a")).digest != other
 
 
 def test_what_cannot_be_followed_is_told_or_counts_by_its_source():
