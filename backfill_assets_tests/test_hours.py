@@ -14,7 +14,9 @@ from backfill_assets import HOURS, Source
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, BusinessDay, has_hour
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
+from backfill_assets.doctor import data as doctor
 from backfill_assets.monitoring.states import MonitoringSnapshot
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.assess import assess
@@ -24,7 +26,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph
 from backfill_assets_guide.examples.hours import VIEWS
 from backfill_assets_guide.examples.regions import ORDERS
-from backfill_assets_tests.helpers.invented_logs import ledger
+from backfill_assets_tests.helpers.invented_logs import ledger, record
 
 
 class DatedView(pa.DataFrameModel):
@@ -159,6 +161,22 @@ def test_an_hour_is_missed_an_hour_after_it_was_due():
 def test_an_hour_before_midnight_is_the_day_before():
     before = BusinessDay.an_hour_before(date(2024, 1, 5))
     assert (before, before.hour) == (date(2024, 1, 4), 23)
+
+
+def test_the_doctor_knows_which_hours_are_over(monkeypatch):
+    """An hour of today that is over may be published; the hour of now may not."""
+    ten = at(date(2024, 1, 5), 10)
+    monkeypatch.setattr(Deployment, "today", ten)
+    monkeypatch.setattr(
+        doctor, "unloaded_by_log", lambda *_: dict.fromkeys(GRAPH.sources, UnloadedDays())
+    )
+    for hour, is_wrong in (("09", False), ("10", True)):
+        raw = GRAPH.tables[f"raw_views/{hour}"]
+        ledgers = {name: Ledger(table) for name, table in GRAPH.tables.items()}
+        ledgers[raw.name] = ledger(raw, record(0, {date(2024, 1, 5)}))
+        monkeypatch.setattr(doctor, "read_ledgers", lambda _, found=ledgers: found)
+        texts = [result.message for result in doctor.check_clock(DEPLOYMENT)]
+        assert any("are not over" in text for text in texts) is is_wrong
 
 
 def test_the_schedule_of_hours_runs_each_hour():
