@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import Mock
 
 import pandera.pyspark as pa
@@ -17,8 +17,19 @@ import pyspark.sql.types as T
 import pytest
 from deltalake import CommitProperties, write_deltalake
 from pandera.pyspark import Field
+from pyspark.sql import DataFrame
 
-from backfill_assets import ALL, PREVIOUS_DAY, SELF, Dimension, Reads, Source, corrections_table
+from backfill_assets import (
+    ALL,
+    PREVIOUS_DAY,
+    SELF,
+    WEEK,
+    Dimension,
+    Reads,
+    Source,
+    corrections_table,
+    table,
+)
 from backfill_assets.backfills import history
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.planner import split_runs
@@ -513,6 +524,59 @@ def test_a_table_ends_with_the_last_part():
     assert graph.policy_of("world_orders").end == day(4)
     assert graph.policy_of("region_orders/eu").end == day(2)
     assert GRAPH.policy_of("world_orders").end == DEPLOYMENT.settings.end
+
+
+class RegionWeek(pa.DataFrameModel):
+    week_start: T.DateType
+    region: T.StringType
+    orders: T.LongType
+
+
+class WorldWeek(pa.DataFrameModel):
+    week_start: T.DateType
+    orders: T.LongType
+
+
+#: Lines come on the next day, and of the part that goes on the third day nothing is loaded then.
+LATER = replace(ORDERS, dimension=SMALLER, arrives_after=1)
+BY_REGION = replace(region_orders, reads={"orders": Reads(LATER.staged)})
+
+
+@table(RegionWeek, partition=("week_start", "region"), key=[])
+def region_week(orders: Annotated[DataFrame, Reads(BY_REGION, WEEK)]) -> DataFrame: ...
+
+
+@table(WorldWeek, partition="week_start", key=[])
+def world_week(orders: Annotated[DataFrame, Reads(region_week, parts=ALL)]) -> DataFrame: ...
+
+
+@table(WorldOrders, partition="run_date", key=[])
+def americas(orders: Annotated[DataFrame, Reads(BY_REGION, parts=["us"])]) -> DataFrame: ...
+
+
+@table(WorldOrders, partition="run_date", key=[])
+def beside(
+    us: Annotated[DataFrame, Reads(americas)],
+    eu: Annotated[DataFrame, Reads(BY_REGION, parts=["eu"])],
+) -> DataFrame: ...
+
+
+def test_nothing_waits_for_what_reads_a_part_that_has_gone():
+    """Neither for a table of some parts, nor for a week that is not whole, nor for late lines."""
+    graph = load_graph(
+        DEPLOYMENT.settings, [LATER, BY_REGION, region_week, world_week, americas, beside]
+    )
+
+    def required(table: str, source: str, *numbers: int) -> list[int]:
+        (dependency,) = (d for d in graph.inputs[table] if d.source.name == source)
+        return [n for n in numbers if graph.required_days(dependency, day(n))]
+
+    assert graph.policy_of("americas").end == graph.policy_of("region_orders/us").end == day(2)
+    assert required("beside", "americas", 1, 2, 3) == [1]
+    assert required("beside", "region_orders/eu", 1, 2, 3) == [1, 2, 3]
+    assert required("americas", "region_orders/us", 1, 2, 3) == [1]
+    assert required("world_week", "region_week/us", 1, 8) == []
+    assert required("world_week", "region_week/eu", 1, 8) == [1, 8]
 
 
 @pytest.mark.parametrize("retired", [{"mars": day(3)}, {"eu": "2024-01-03"}])
