@@ -15,14 +15,14 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from dagster._core.test_utils import create_run_for_test
 from pyspark.sql import DataFrame
 
-from backfill_assets import HOURS, WEEK, Reads, Source, table
+from backfill_assets import HOURS, WEEK, Reads, Source, external_table, table
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window, has_hour
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.doctor import data as doctor
-from backfill_assets.monitoring.automation import build_automation
+from backfill_assets.monitoring.automation import build_automation, freshness_policy
 from backfill_assets.monitoring.next_runs import Request, RunPlanner
 from backfill_assets.monitoring.states import MonitoringSnapshot
 from backfill_assets.settings import load_settings
@@ -32,7 +32,7 @@ from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph
 from backfill_assets_guide.examples.hours import TABLES as EXAMPLE
-from backfill_assets_guide.examples.hours import VIEWS, hourly_views
+from backfill_assets_guide.examples.hours import VIEWS, HourlyViews, hourly_views
 from backfill_assets_guide.examples.regions import ORDERS
 from backfill_assets_tests.helpers.invented_logs import ledger, record
 from backfill_assets_tests.helpers.memory_instance import memory_instance
@@ -263,3 +263,66 @@ def test_a_request_that_failed_is_not_made_again_each_hour(monkeypatch):
             ["2024-01-07:hour"],
         ]
         assert run_keys("nightly", night) == ["2024-01-06:day"]
+
+
+PLAIN = replace(ORDERS, dimension=None)
+SLOW = replace(PLAIN, arrives_after_hours=8)
+
+
+class Theirs(pa.DataFrameModel):
+    run_date: T.DateType
+
+
+@table(HourlyViews, partition=("run_date", "hour"), key=["page"])
+def hours_beside_days(
+    views: Annotated[DataFrame, Reads(VIEWS.staged)],
+    orders: Annotated[DataFrame, Reads(SLOW.staged)],
+) -> DataFrame: ...
+
+
+@table(HourlyViews, partition=("run_date", "hour"), key=["page"])
+def hours_beside_others(
+    views: Annotated[DataFrame, Reads(VIEWS.staged)],
+    theirs: Annotated[DataFrame, Reads(external_table("theirs", Theirs, partition="run_date"))],
+) -> DataFrame: ...
+
+
+def test_a_day_is_missed_after_the_deadline_of_the_run_that_was_to_load_it():
+    """The nightly run of two o'clock leaves a folder that is complete at eight to the next one."""
+    slow = Deployment(DEPLOYMENT.settings, (VIEWS, SLOW, hours_beside_days, hours_beside_others))
+    graph, day, nothing = slow.graph, date(2024, 1, 5), UnloadedDays()
+    landed = replace(nothing, days_to_load={day: ""}, missing_days=frozenset([day]))
+
+    def missed(now: BusinessDay, name: str) -> bool:
+        snapshot = MonitoringSnapshot(
+            graph,
+            {name: Ledger(table) for name, table in graph.all_tables.items()},
+            now,
+            unloaded=dict.fromkeys(graph.sources, landed),
+            failed_checks={},
+            before_deadline=now.hour < 6,
+            nightly_hour=2,
+        )
+        is_missed = day in snapshot.due_days(name)
+        if name in graph.sources:
+            assert (day in snapshot.unloaded_by_log[name]) is is_missed
+            assert (day in snapshot.absent_by_log[name]) is is_missed
+        return is_missed
+
+    following, second = day + DAY, day + 2 * DAY
+    raw = SLOW.raw.name
+    assert [graph.is_over(raw, day, at(following, hour)) for hour in (7, 8)] == [False, True]
+    for name in (raw, SLOW.staged.name, "hours_beside_days/09"):
+        nights = [at(following, 9), at(following, 23), at(second, 5), at(second, 6)]
+        assert [missed(now, name) for now in nights] == [False, False, False, True]
+    # What others write by day is no matter of hours; a part by itself is.
+    nights = [at(day, 23), at(following, 5), at(following, 6)]
+    assert [missed(now, "hours_beside_others/09") for now in nights] == [False, False, True]
+    assert not graph.is_over("hours_beside_others/09", day, at(day, 23))
+    assert [missed(now, "raw_views/09") for now in (at(day, 10), at(day, 11))] == [False, True]
+
+
+def test_dagster_asks_for_no_materialization_before_a_folder_is_complete():
+    for hours, is_asked in ((0, True), (5, True), (6, False), (30, False)):
+        policy = replace(PLAIN, arrives_after_hours=hours).under(GRAPH.policy)
+        assert (freshness_policy(DEPLOYMENT, policy) is not None) is is_asked

@@ -206,6 +206,21 @@ def combine_policies(policies: Sequence[Policy]) -> Policy:
     )
 
 
+def end_of_arrivals(policy: Policy, source_policies: Sequence[Policy]) -> date | None:
+    """The end of the event days whose lines arrive before the calendar's end; None without that.
+
+    Lines in folders after the end of the calendar are never loaded.
+    """
+    if policy.end is None:
+        return None
+    end = calendar_end = policy.end
+    while end > policy.start and any(
+        source.arrival_of(end - DAY) >= calendar_end for source in source_policies
+    ):
+        end -= DAY
+    return end
+
+
 #: The window lengths that the lateness page compares, in days.
 COMPARED_WINDOWS = range(15)
 

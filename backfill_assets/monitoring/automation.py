@@ -395,7 +395,8 @@ def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPoli
     For a table by week or month, on the day on which a partition is first published. It looks at
     the last materialization, whichever day that was of: the check `days` looks at every day. None
     for a calendar with an end, after which nothing is ever fresh, for months that are first
-    published after the 28th, and where some days publish nothing, as no folder is expected.
+    published after the 28th, where some days publish nothing, as no folder is expected, and where
+    folders are complete after the deadline only.
 
     `policy` is that of the table, or of the deployment for assets without days.
     """
@@ -403,7 +404,7 @@ def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPoli
         return None
     deadline = time.fromisoformat(deployment.settings.deadline)
     grain, lag = policy.grain, policy.lag_days
-    if grain is Grain.MONTHLY and lag > 28:
+    if (grain is Grain.MONTHLY and lag > 28) or -policy.hours_ahead >= deadline.hour:
         return None
     # Lines wait for the next arrival day, so on some days nothing is published.
     if policy.arrives_after and policy.arrival_days.rules:

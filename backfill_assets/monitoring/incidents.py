@@ -436,6 +436,7 @@ def read_snapshot(
             for name, failed in _read_failed_checks(deployment, parts, instance).items()
         },
         before_deadline=now.strftime("%H:%M") < deployment.settings.deadline,
+        nightly_hour=int(deployment.settings.nightly_at[:2]),
     )
 
 

@@ -8,7 +8,7 @@ import enum
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, time
 from functools import cached_property
 
 from backfill_assets.audit.verdicts import rows_differ
@@ -96,12 +96,14 @@ class MonitoringSnapshot(Snapshot):
         failed_checks: by table, the days whose last run failed in checks, with the checks.
         before_deadline: whether today's deadline is still to come, so that the last due day may be
             missing.
+        nightly_hour: the hour in which the nightly schedule ticks.
         later_days: days that nobody misses yet, as later runs of the same command build them.
     """
 
     unloaded: Mapping[str, UnloadedDays]
     failed_checks: Mapping[str, Mapping[date, Collection[str]]]
     before_deadline: bool = False
+    nightly_hour: int = 0
     later_days: Collection[date] = ()
 
     @cached_property
@@ -169,18 +171,34 @@ class MonitoringSnapshot(Snapshot):
             return Window(self.today, self.today)
         logs = self.graph.source_logs(table)
         last = min((self.unloaded[log].last_day_requested for log in logs), default=date.max)
-        today = self.today - DAY if self.before_deadline else self.today
-        if self.ledgers[table].table.by_hour:
-            today = BusinessDay.an_hour_before(self.today)  # it is loaded within the hour
-        return self.graph.expected_days(table, today, last)
+        return self.graph.expected_days(table, self._last_run(table), last)
+
+    def _is_due_by_hour(self, table: str) -> bool:
+        """Return whether it is a part of `HOURS` that waits for no whole day of an input."""
+        logs = self.graph.source_logs(table)
+        by_hour = self.ledgers[table].table.by_hour and not self.graph.external_inputs(table)
+        return by_hour and all(self.graph.sources[log].hour is not None for log in logs)
+
+    def _last_run(self, table: str) -> BusinessDay:
+        """Return when the last scheduled run began that should be done with a table by now.
+
+        That of a nightly run has until the deadline, that of an hour has an hour.
+        """
+        if self._is_due_by_hour(table):
+            return BusinessDay.an_hour_before(self.today)
+        night = self.today - self.before_deadline * DAY
+        return BusinessDay.at(datetime.combine(night, time(self.nightly_hour)))
 
     def _overdue_days(self, log: str, log_days: Collection[date]) -> set[date]:
-        if self.ledgers[log].table.by_hour:
-            an_hour_before = BusinessDay.an_hour_before(self.today)
-            return set(log_days) & {*self.graph.policy_of(log).loadable_days(an_hour_before)}
-        # Tonight's run loads yesterday, and the last due day as an empty one if nothing has landed.
-        coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
-        return set(log_days) - (coming if self.before_deadline else set())
+        policy, last_run = self.graph.policy_of(log), self._last_run(log)
+        over_since = Window(
+            policy.loadable_days(last_run).end, policy.loadable_days(self.today).end
+        )
+        coming = {*over_since}
+        if self.before_deadline and not self._is_due_by_hour(log):
+            # Tonight's run loads it as an empty one if nothing has landed.
+            coming.add(policy.business_day(last_run) + DAY - policy.lag_days * DAY)
+        return set(log_days) - coming
 
 
 def day_states(table: str, snapshot: MonitoringSnapshot) -> dict[date, DayState]:

@@ -19,7 +19,7 @@ from typing import Self
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
 
-from backfill_assets.calendar.late_data import Policy, combine_policies
+from backfill_assets.calendar.late_data import Policy, combine_policies, end_of_arrivals
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
@@ -172,27 +172,29 @@ class Graph:
             )
             start, end = self._bounds_of(name, logs)
             policy = replace(combined, start=start, end=end)
+            if self.external_inputs(name):  # they write whole days
+                policy = replace(policy, hours_ahead=min(policy.hours_ahead, 0))
             # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
-                end = _end_of_arrivals(policy, [source_policies[log] for log in logs])
+                end = end_of_arrivals(policy, [source_policies[log] for log in logs])
                 lag_days = policy.lag_days + policy.arrives_after
                 policy = replace(policy, lag_days=lag_days, end=end)
             policies[name] = replace(policy, grain=self.all_tables[name].grain)
         return policies
 
     def _bounds_of(self, name: str, logs: Iterable[str]) -> tuple[date, date | None]:
-        """The first day and the end of a table of some raw logs.
-
-        All sources are there, each with some part, and so are the tables of others.
-        """
+        """The first day and the end: all sources, each with some part, and tables of others."""
         policies: dict[str, list[Policy]] = {"": [self.policy]}
         for source in map(self.sources.__getitem__, logs):
             policies.setdefault(source.name, []).append(source.under(self.policy))
-        others = {name, *self.upstream_tables(name)} & self.external.keys()
         starts = [min(policy.start for policy in parts) for parts in policies.values()]
-        starts += [start for other in others if (start := self.external[other].start)]
+        starts += [self.external[n].start or date.min for n in self.external_inputs(name)]
         end = min(max(policy.end or date.max for policy in parts) for parts in policies.values())
         return max(starts), None if end == date.max else end
+
+    def external_inputs(self, name: str) -> set[str]:
+        """The tables of others that a table is, or is built from."""
+        return {name, *self.upstream_tables(name)} & self.external.keys()
 
     def expects_day(self, name: str, day: date) -> bool:
         """Whether a day, week or month is neither before a table's start, nor after its end.
@@ -354,21 +356,6 @@ class Graph:
             ):
                 names.append(name)
         return tuple(names)
-
-
-def _end_of_arrivals(policy: Policy, source_policies: Sequence[Policy]) -> date | None:
-    """The end of the event days whose lines arrive before the calendar's end; None without that.
-
-    Lines in folders after the end of the calendar are never loaded.
-    """
-    if policy.end is None:
-        return None
-    end = calendar_end = policy.end
-    while end > policy.start and any(
-        source.arrival_of(end - DAY) >= calendar_end for source in source_policies
-    ):
-        end -= DAY
-    return end
 
 
 #: Errors of a declaration while its module is imported, besides `DeclarationError`.
