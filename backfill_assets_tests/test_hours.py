@@ -16,6 +16,8 @@ from dagster._core.test_utils import create_run_for_test
 from pyspark.sql import DataFrame
 
 from backfill_assets import HOURS, WEEK, Reads, Source, external_table, table
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.planner import refuse_invalid_request
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window, has_hour
 from backfill_assets.definitions import build_defs
@@ -326,3 +328,12 @@ def test_dagster_asks_for_no_materialization_before_a_folder_is_complete():
     for hours, is_asked in ((0, True), (5, True), (6, False), (30, False)):
         policy = replace(PLAIN, arrives_after_hours=hours).under(GRAPH.policy)
         assert (freshness_policy(DEPLOYMENT, policy) is not None) is is_asked
+
+
+def test_the_day_of_now_is_planned_for_hours_alone():
+    """A plan of days would have nothing in it; it is refused as ever."""
+    today = str(DEPLOYMENT.today)
+    refuse_invalid_request(DEPLOYMENT, BackfillRequest(days=today, tables=("hourly_views/09",)))
+    refuse_invalid_request(DEPLOYMENT, BackfillRequest(days=today, tables=()))
+    with pytest.raises(ValueError, match=f"'{today}' is not in the calendar"):
+        refuse_invalid_request(DEPLOYMENT, BackfillRequest(days=today, tables=("daily_views",)))

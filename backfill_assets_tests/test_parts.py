@@ -32,7 +32,7 @@ from backfill_assets import (
 )
 from backfill_assets.backfills import history
 from backfill_assets.backfills.downstream import undo_scopes
-from backfill_assets.backfills.planner import split_runs
+from backfill_assets.backfills.planner import explain_left_out, split_runs
 from backfill_assets.backfills.stages import add_backfill
 from backfill_assets.calendar.partitions import (
     DAY,
@@ -62,6 +62,7 @@ from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.unloaded import refuse_closing
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import table_codes
 from backfill_assets.tables.derived import Derived, PublishedDays, current_table, expand_parts
@@ -601,6 +602,21 @@ def test_nothing_waits_for_what_reads_a_part_that_has_gone():
     assert required("americas", "region_orders/us", 1, 2, 3) == [1]
     assert required("world_week", "region_week/us", 1, 8) == []
     assert required("world_week", "region_week/eu", 1, 8) == [1, 8]
+
+
+def test_what_is_asked_of_a_part_after_its_end_is_refused(tmp_path):
+    settings = load_settings(
+        start=START, end=day(32), landing=str(tmp_path), warehouse=str(tmp_path / "lake")
+    )
+    (tmp_path / "orders").mkdir()
+    deployment = Deployment(settings, (LATER, BY_REGION, region_week))
+    (week,) = explain_left_out(deployment, ["region_week/us"], window(1, 7), day(20))
+    assert week.endswith("[2024-01-01] ends after its last day, 2024-01-01, on 2024-01-07")
+    assert not [*explain_left_out(deployment, ["region_week/eu"], window(1, 7), day(20))]
+    us, eu = (deployment.graph.find_source(f"orders/{part}") for part in ("us", "eu"))
+    refuse_closing(deployment, eu, window(2, 3), reopen=False)
+    with pytest.raises(ValueError, match="as 2024-01-03 is after the last day of the source, 2024"):
+        refuse_closing(deployment, us, window(2, 3), reopen=False)
 
 
 @pytest.mark.parametrize("retired", [{"mars": day(3)}, {"eu": "2024-01-03"}])

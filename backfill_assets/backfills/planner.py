@@ -153,6 +153,8 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
     deployment.parse_days(request.days)
     today = deployment.today
     tables = buildable_tables(deployment.graph, request.tables, today)
+    by_hour = any(deployment.tables[name].by_hour for name in tables)
+    partitions.parse_calendar_days(request.days, deployment.settings, by_hour=by_hour)
     left_out = [*explain_left_out(deployment, tables, request.window, today)]
     if len(left_out) == sum(
         len(deployment.tables[name].grain.partitions_of(request.window)) for name in tables
@@ -185,7 +187,10 @@ def explain_left_out(
             if partition < policy.start:
                 yield f"{name}[{partition}] begins before its first day, {policy.start}"
             elif policy.end and end > policy.end:
-                yield f"{name}[{partition}] ends after the calendar, on {end - partitions.DAY}"
+                ended = "the calendar"
+                if policy.end != deployment.settings.end:
+                    ended = f"its last day, {policy.end - partitions.DAY}"
+                yield f"{name}[{partition}] ends after {ended}, on {end - partitions.DAY}"
             else:
                 yield (
                     f"{name}[{partition}] is not over before {end - partitions.DAY}: it is due on "

@@ -207,7 +207,10 @@ def _find_partitions(
         early = [day for day in existing if not graph.is_over(name, day, deployment.today)]
         days_by_table[name] = [day for day in existing if day not in early]
         for days, reason in (
-            ([day for day in partitions if day not in existing], "not over, or before the start"),
+            (
+                [day for day in partitions if day not in existing],
+                "not over, before the start, or after the end of a retired part",
+            ),
             (early, "not due yet: lines of it are still to come"),
         ):
             if days:

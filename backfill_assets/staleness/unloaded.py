@@ -329,6 +329,8 @@ def _reasons_not_to_close(
             yield day, f"is before the first day of the source, {policy.start}"
         elif day >= policy.business_day(deployment.today):
             yield day, "is not over: its folder may still come"
+        elif policy.end and day >= policy.end:
+            yield day, f"is after the last day of the source, {policy.end - DAY}"
         elif day in listing.folders or (manifest and day in manifest.present_days):
             yield day, f"has a folder: {folder_name(day)} has come"
 
