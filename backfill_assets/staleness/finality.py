@@ -45,7 +45,7 @@ def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
     """
     closed_at: dict[date, int] = {}
     end = raw.table.end or date.max
-    came = settled_days(raw) if raw.table.end else set[date]()
+    loaded = settled_days(raw) if raw.table.end else set[date]()
     for record, new, settled in _completed_log_days(raw):
         for day in {
             d
@@ -57,7 +57,7 @@ def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
             d for logged in new for d in policy.affected_event_days(logged)
         } - closed_at.keys():
             # The last log day first: it is the one that most open windows lack.
-            awaited = [d for d in policy.log_days(day) if d < end or d in came]
+            awaited = [d for d in policy.log_days(day) if d < end or d in loaded]
             if all(logged in settled for logged in reversed(awaited)):
                 closed_at[day] = record.version
     return closed_at

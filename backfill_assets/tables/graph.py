@@ -211,11 +211,11 @@ class Graph:
     @cached_property
     def _ends(self) -> Mapping[str, date]:
         """The ends of tables of which parts are retired; not if others of their parts go on."""
-        gone = {log for log, source in self.sources.items() if source.raw.end}
+        retired = {log for log, source in self.sources.items() if source.raw.end}
         return {
             name: end
             for name, logs in self._logs_by_table.items()
-            if (end := self.policy_of(name).end) and not logs.isdisjoint(gone)
+            if (end := self.policy_of(name).end) and not logs.isdisjoint(retired)
         }
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
