@@ -110,7 +110,7 @@ test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest 
 		grep -E '^(dagster|dagster-pyspark|pyspark|delta-spark|deltalake|pandas|pyarrow|pydantic|pandera|msgspec)==' $$env.txt; \
 	done
 
-# dbt takes no pathspec that mypy would: an environment of its own, above that of the project.
+# dbt-core takes pathspec below 0.13, and mypy from 1.0: an environment of its own, above the other.
 dbt: build/dbt/.installed ## install dbt, for the test of models that read the tables
 DBT_INSTALL := build/dbt/bin/python -m pip install --disable-pip-version-check
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
