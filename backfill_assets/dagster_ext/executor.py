@@ -11,19 +11,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import LogRecord
 from queue import Empty, SimpleQueue
-from threading import Event, Thread, local
+from threading import Event, Thread
 from time import monotonic
 from typing import Any, cast
 
 import dagster as dg
-from dagster._core.errors import DagsterExecutionInterruptedError, raise_execution_interrupts
+from dagster import (
+    DagsterExecutionInterruptedError,
+    StepExecutionContext,
+    raise_execution_interrupts,
+)
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.compute_logs import create_compute_log_file_key
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
     PlanOrchestrationContext,
-    StepExecutionContext,
 )
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.active import ActiveExecution
@@ -51,21 +54,6 @@ _GRACE_SECONDS = 3.0
 #: Seconds between two looks at steps that wait for a concurrency slot or a retry.
 _POLL_SECONDS = 1.0
 
-_thread_state = local()
-
-
-def raise_if_interrupted() -> None:
-    """Raise if the run was terminated; a step calls it before each change.
-
-    A signal reaches only the main thread, never a step that waits for the engine.
-
-    Raises:
-        DagsterExecutionInterruptedError: the run of this thread's step was terminated.
-    """
-    interrupted: Event | None = getattr(_thread_state, "interrupted", None)
-    if interrupted is not None and interrupted.is_set():
-        raise DagsterExecutionInterruptedError
-
 
 @dataclass(frozen=True)
 class _StepThreads:
@@ -91,7 +79,7 @@ class _StepThreads:
 
     def _run_step(self, context: StepExecutionContext) -> None:
         """The target of a step's thread: queue its events, and at the end None or the exception."""
-        _thread_state.interrupted = self.interrupted
+        failures.thread_state.interrupted = self.interrupted
         key, reported = context.step.key, []
         events = cast("Generator[dg.DagsterEvent]", dagster_event_sequence_for_step(context))
         try:

@@ -1,4 +1,4 @@
-"""Failed runs: their messages, whether the engine failed, and which runs are retried.
+"""Failed and terminated runs: messages, whether the engine failed, which runs are retried.
 
 All of it is read from errors and records. Nothing is tried on the engine: Connect's client would
 wait for a dead server for minutes. Dagster retries a run whose process dies (`run_retries` in
@@ -11,6 +11,7 @@ launch the retry at that moment, it is lost and a backfill waits for it for ever
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
+from threading import Event, local
 from traceback import TracebackException
 
 import dagster as dg
@@ -81,6 +82,23 @@ _DISK_MESSAGES = re.compile(
     ),
     re.MULTILINE,
 )
+
+
+#: What the executor tells the step of a thread, if it runs steps in threads.
+thread_state = local()
+
+
+def raise_if_interrupted() -> None:
+    """Raise if the run was terminated; a step calls it before each change.
+
+    A signal reaches only the main thread, never a step that waits for the engine.
+
+    Raises:
+        DagsterExecutionInterruptedError: the run of this thread's step was terminated.
+    """
+    interrupted: Event | None = getattr(thread_state, "interrupted", None)
+    if interrupted is not None and interrupted.is_set():
+        raise dg.DagsterExecutionInterruptedError
 
 
 def is_engine_lost(error: ErrorLike) -> bool:
