@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date, datetime, timedelta
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
+import dagster as dg
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
+from dagster._core.storage.tags import RUN_KEY_TAG
+from dagster._core.test_utils import create_run_for_test
+from pyspark.sql import DataFrame
 
-from backfill_assets import HOURS, Source
+from backfill_assets import HOURS, WEEK, Reads, Source, table
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, BusinessDay, has_hour
+from backfill_assets.calendar.partitions import DAY, BusinessDay, Grain, Window, has_hour
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
+from backfill_assets.doctor import data as doctor
+from backfill_assets.monitoring.automation import build_automation
+from backfill_assets.monitoring.next_runs import Request, RunPlanner
 from backfill_assets.monitoring.states import MonitoringSnapshot
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.assess import assess
@@ -22,9 +31,11 @@ from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.graph import Graph
-from backfill_assets_guide.examples.hours import VIEWS
+from backfill_assets_guide.examples.hours import TABLES as EXAMPLE
+from backfill_assets_guide.examples.hours import VIEWS, hourly_views
 from backfill_assets_guide.examples.regions import ORDERS
-from backfill_assets_tests.helpers.invented_logs import ledger
+from backfill_assets_tests.helpers.invented_logs import ledger, record
+from backfill_assets_tests.helpers.memory_instance import memory_instance
 
 
 class DatedView(pa.DataFrameModel):
@@ -161,6 +172,22 @@ def test_an_hour_before_midnight_is_the_day_before():
     assert (before, before.hour) == (date(2024, 1, 4), 23)
 
 
+def test_the_doctor_knows_which_hours_are_over(monkeypatch):
+    """An hour of today that is over may be published; the hour of now may not."""
+    ten = at(date(2024, 1, 5), 10)
+    monkeypatch.setattr(Deployment, "today", ten)
+    monkeypatch.setattr(
+        doctor, "unloaded_by_log", lambda *_: dict.fromkeys(GRAPH.sources, UnloadedDays())
+    )
+    for hour, is_wrong in (("09", False), ("10", True)):
+        raw = GRAPH.tables[f"raw_views/{hour}"]
+        ledgers = {name: Ledger(table) for name, table in GRAPH.tables.items()}
+        ledgers[raw.name] = ledger(raw, record(0, {date(2024, 1, 5)}))
+        monkeypatch.setattr(doctor, "read_ledgers", lambda _, found=ledgers: found)
+        texts = [result.message for result in doctor.check_clock(DEPLOYMENT)]
+        assert any("are not over" in text for text in texts) is is_wrong
+
+
 def test_the_schedule_of_hours_runs_each_hour():
     schedules = {s.name: s.cron_schedule for s in build_defs(DEPLOYMENT.settings).schedules or ()}
     minute, hour = DEPLOYMENT.settings.nightly_at.split(":")[::-1]
@@ -177,3 +204,62 @@ def test_a_source_by_hours_needs_times_and_one_kind_of_hours():
     assert VIEWS.parts["09"].hour == 9
     assert VIEWS.hour is None
     assert HOURS.values[0] == "00"
+
+
+class WeekViews(pa.DataFrameModel):
+    week_start: T.DateType
+    hour: T.StringType
+    views: T.LongType
+
+
+@table(WeekViews, partition=("week_start", "hour"), key=[])
+def week_views(views: Annotated[DataFrame, Reads(hourly_views, WEEK)]) -> DataFrame: ...
+
+
+def test_the_week_of_an_hour_is_due_on_its_last_day():
+    """Dagster has the week from its first day on, so that it can be launched then."""
+    deployment = Deployment(DEPLOYMENT.settings, (*EXAMPLE, week_views))
+    sunday = date(2024, 1, 14)
+    weeks = deployment.graph.expected_days("week_views/05", at(sunday, 6))
+    assert (weeks.start, sunday in Grain.WEEKLY.days_of([*weeks][-1])) == (date(2024, 1, 1), True)
+    assert sunday - 6 * DAY not in deployment.graph.expected_days("week_views/05", at(sunday, 5))
+    days_def = deployment.tables["week_views/05"].days_def(deployment.settings)
+    week = Grain.WEEKLY.first_day(deployment.today)
+    assert days_def.has_partition_key(str(week))
+    assert not days_def.has_partition_key(str(week + 7 * DAY))
+
+
+def test_a_request_that_failed_is_not_made_again_each_hour(monkeypatch):
+    """Nor one that is under way; a schedule that ticks once a night makes it each night."""
+    day = date(2024, 1, 5)
+    requests = [
+        Request(("raw_views/09",), Window(day, day + DAY), "hour"),
+        Request(("daily_views",), Window(day, day + DAY), "day"),
+    ]
+    monkeypatch.setattr(RunPlanner, "plan_loads", lambda *_: requests)
+    schedules = {s.name: s for s in build_automation(DEPLOYMENT).schedules}
+
+    def run_keys(name: str, now: datetime) -> list[str | None]:
+        context = dg.build_schedule_context(scheduled_execution_time=now)
+        context._instance_ref, context._instance = True, instance
+        ticked = schedules[name].evaluate_tick(context)
+        return [request.run_key for request in ticked.run_requests or []]
+
+    minute = int(DEPLOYMENT.settings.nightly_at[3:])
+    night = datetime(2024, 1, 6, 2, minute, tzinfo=BERLIN)
+    with memory_instance() as instance:
+        keys = run_keys("nightly_by_hour", night)
+        assert keys == ["2024-01-06:hour"]
+        assert run_keys("nightly", night) == ["2024-01-06:day"]
+        for key in ("2024-01-06:hour", "2024-01-06:day"):
+            create_run_for_test(
+                instance, tags={RUN_KEY_TAG: key}, status=dg.DagsterRunStatus.FAILURE
+            )
+        hours = [night + timedelta(hours=n) for n in (1, 10, 23, 24)]
+        assert [run_keys("nightly_by_hour", at) for at in hours] == [
+            [],
+            [],
+            [],
+            ["2024-01-07:hour"],
+        ]
+        assert run_keys("nightly", night) == ["2024-01-06:day"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import Mock
 
 import pandera.pyspark as pa
@@ -17,8 +17,19 @@ import pyspark.sql.types as T
 import pytest
 from deltalake import CommitProperties, write_deltalake
 from pandera.pyspark import Field
+from pyspark.sql import DataFrame
 
-from backfill_assets import ALL, PREVIOUS_DAY, SELF, Dimension, Reads, Source, corrections_table
+from backfill_assets import (
+    ALL,
+    PREVIOUS_DAY,
+    SELF,
+    WEEK,
+    Dimension,
+    Reads,
+    Source,
+    corrections_table,
+    table,
+)
 from backfill_assets.backfills import history
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.planner import split_runs
@@ -40,7 +51,7 @@ from backfill_assets.cli import cli, main
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import encode_commit, encoding_id
+from backfill_assets.delta.records import CommitRecord, encode_commit, encoding_id
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
@@ -49,6 +60,7 @@ from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.orders.tables import TABLES as PLAIN_TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
+from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import table_codes
@@ -69,7 +81,13 @@ from backfill_assets_guide.examples.regions import (
 )
 from backfill_assets_tests.helpers.command_line import usage_error
 from backfill_assets_tests.helpers.docs_pages import code_blocks
-from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
+from backfill_assets_tests.helpers.invented_logs import (
+    commit_metadata,
+    days,
+    ledger,
+    make_raw_record,
+    record,
+)
 from backfill_assets_tests.helpers.invented_runs import InventedRuns
 from backfill_assets_tests.helpers.memory_instance import memory_instance
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -425,11 +443,11 @@ def source_by(name: str, lines: Any = OrderLine) -> Source:
 @pytest.mark.parametrize("lines", [OrderLine, WithRegion])
 def test_all_tables_of_a_source_have_the_column_of_the_part_after_the_day(lines):
     source = source_by("region", lines).parts["us-1"]
-    for table in source.tables:
-        assert [*table.columns][:2] == [table.partition, "region"]
-        assert [*table.columns].count("region") == 1
-        assert not table.columns["region"].nullable
-        assert table.partition_columns == (table.partition, "region")
+    for built in source.tables:
+        assert [*built.columns][:2] == [built.partition, "region"]
+        assert [*built.columns].count("region") == 1
+        assert not built.columns["region"].nullable
+        assert built.partition_columns == (built.partition, "region")
     assert source.part_folder == "/region=us-1"
     assert source.page == "orders_lateness_dashboard_us_1"  # Dagster takes no other signs
     assert not source_by("region").part_folder
@@ -513,6 +531,76 @@ def test_a_table_ends_with_the_last_part():
     assert graph.policy_of("world_orders").end == day(4)
     assert graph.policy_of("region_orders/eu").end == day(2)
     assert GRAPH.policy_of("world_orders").end == DEPLOYMENT.settings.end
+
+
+def test_the_windows_of_a_part_that_has_gone_close():
+    """No log day after its end is awaited; one that had come before it was retired is."""
+    raw, policy = retired_graph().tables["raw_orders/us"], GRAPH.policy_of("raw_orders/us")
+    assert (raw.end, policy.window_days) == (day(3), 2)
+
+    def closed_at(table: Table, *later: CommitRecord) -> dict[int, int]:
+        records = [make_raw_record(0, days(1)), make_raw_record(1, days(2)), *later]
+        closed = window_closed_at(ledger(table, *records), policy)
+        return {d.day: version for d, version in closed.items() if d >= START}
+
+    came, without_folder = make_raw_record(2, days(3)), make_raw_record(3, days(4), settled=())
+    assert closed_at(GRAPH.tables[raw.name], came) == {1: 2}
+    assert closed_at(raw) == {1: 1, 2: 1}
+    assert closed_at(raw, without_folder) == {1: 1, 2: 1}
+    assert closed_at(raw, came, without_folder) == {1: 2, 2: 2, 3: 2}
+
+
+class RegionWeek(pa.DataFrameModel):
+    week_start: T.DateType
+    region: T.StringType
+    orders: T.LongType
+
+
+class WorldWeek(pa.DataFrameModel):
+    week_start: T.DateType
+    orders: T.LongType
+
+
+#: Lines come on the next day, and of the part that goes on the third day nothing is loaded then.
+LATER = replace(ORDERS, dimension=SMALLER, arrives_after=1)
+BY_REGION = replace(region_orders, reads={"orders": Reads(LATER.staged)})
+
+
+@table(RegionWeek, partition=("week_start", "region"), key=[])
+def region_week(orders: Annotated[DataFrame, Reads(BY_REGION, WEEK)]) -> DataFrame: ...
+
+
+@table(WorldWeek, partition="week_start", key=[])
+def world_week(orders: Annotated[DataFrame, Reads(region_week, parts=ALL)]) -> DataFrame: ...
+
+
+@table(WorldOrders, partition="run_date", key=[])
+def americas(orders: Annotated[DataFrame, Reads(BY_REGION, parts=["us"])]) -> DataFrame: ...
+
+
+@table(WorldOrders, partition="run_date", key=[])
+def beside(
+    us: Annotated[DataFrame, Reads(americas)],
+    eu: Annotated[DataFrame, Reads(BY_REGION, parts=["eu"])],
+) -> DataFrame: ...
+
+
+def test_nothing_waits_for_what_reads_a_part_that_has_gone():
+    """Neither for a table of some parts, nor for a week that is not whole, nor for late lines."""
+    graph = load_graph(
+        DEPLOYMENT.settings, [LATER, BY_REGION, region_week, world_week, americas, beside]
+    )
+
+    def required(table: str, source: str, *numbers: int) -> list[int]:
+        (dependency,) = (d for d in graph.inputs[table] if d.source.name == source)
+        return [n for n in numbers if graph.required_days(dependency, day(n))]
+
+    assert graph.policy_of("americas").end == graph.policy_of("region_orders/us").end == day(2)
+    assert required("beside", "americas", 1, 2, 3) == [1]
+    assert required("beside", "region_orders/eu", 1, 2, 3) == [1, 2, 3]
+    assert required("americas", "region_orders/us", 1, 2, 3) == [1]
+    assert required("world_week", "region_week/us", 1, 8) == []
+    assert required("world_week", "region_week/eu", 1, 8) == [1, 8]
 
 
 @pytest.mark.parametrize("retired", [{"mars": day(3)}, {"eu": "2024-01-03"}])
@@ -793,10 +881,10 @@ def test_an_undo_of_a_part_changes_tables_of_that_part_alone():
     """What is made of several parts has no rows to go back to, and is left."""
     runs = InventedRuns(DEPLOYMENT)
     tables = [*GRAPH.tables.values()]
-    for table in tables:
-        runs.build(table, (1, 2), run="run-before")
-    for table in tables:
-        runs.build(table, 2, run="wrong-run")
+    for built in tables:
+        runs.build(built, (1, 2), run="run-before")
+    for built in tables:
+        runs.build(built, 2, run="wrong-run")
     snapshot = Snapshot.from_deployment(DEPLOYMENT, runs.ledgers)
     every = undo_scopes(snapshot, "wrong-run")
     assert {name for name, scope in every.items() if scope.changes} == GRAPH.tables.keys()

@@ -563,7 +563,7 @@ class Grain(Enum):
         """The partitions definition for Dagster.
 
         One for all tables of a grain: with different start days, Dagster splits a backfill into
-        many runs. Tables by hour have the day of now as well.
+        many runs. Tables by hour have the day, week or month of now as well.
         """
         import dagster as dg
 
@@ -571,9 +571,10 @@ class Grain(Enum):
             "start_date": settings.start.isoformat(),
             "end_date": settings.end.isoformat() if settings.end else None,
             "timezone": settings.timezone,
+            "end_offset": int(by_hour),
         }
         if self is Grain.DAILY:
-            return dg.DailyPartitionsDefinition(**arguments, end_offset=int(by_hour))
+            return dg.DailyPartitionsDefinition(**arguments)
         if self.first_weekday is None:
             return dg.MonthlyPartitionsDefinition(**arguments)
         # Dagster counts weekdays from Sunday.

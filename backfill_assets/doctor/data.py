@@ -207,8 +207,7 @@ def _check_other_writers(ledger: Ledger) -> Iterator[CheckResult]:
 
 def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
     """Compare the clock of this machine with the times of landing files and publications."""
-    now = datetime.now(timezone.utc)
-    today = now.astimezone(deployment.settings.zone).date()
+    now, today = datetime.now(timezone.utc), deployment.today
     ledgers = read_ledgers(deployment)
     snapshot = MonitoringSnapshot(
         deployment.graph,

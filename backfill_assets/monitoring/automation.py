@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -441,7 +442,7 @@ def _run_request(
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
     tables = monitor.deployment.tables
     return dg.RunRequest(
-        run_key=_run_key(monitor, request, night),
+        run_key=monitor.run_key(request, night),
         job_name=monitor.deployment.automation_name(_first_table(monitor, request).job_name),
         asset_selection=[
             *dict.fromkeys(
@@ -462,11 +463,6 @@ def _first_table(monitor: Monitor, request: next_runs.Request) -> Table:
     return monitor.deployment.tables[request.tables[0]]
 
 
-def _run_key(monitor: Monitor, request: next_runs.Request, night: date) -> str:
-    """Return a key that is used once: a failed request is retried each night, or on new input."""
-    return monitor.deployment.automation_name(f"{night}:{request.key}")
-
-
 def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
     """Build the schedule of a job of daily tables; the sensor launches the jobs of the others."""
     hour, minute = monitor.deployment.settings.nightly_at.split(":")
@@ -485,18 +481,20 @@ def _build_nightly_schedule(job_name: str, job: Any, monitor: Monitor) -> dg.Sch
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         today = monitor.business_day(context.scheduled_execution_time)
+        night = monitor.planner.night_of(context.scheduled_execution_time)
+        not_tried = partial(monitor.not_launched, context.instance, night)
         with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
                 today,
                 next_runs.tables_in_progress(context.instance, monitor.deployment),
-                list,
+                not_tried if by_hour else list,  # it has but one tick a night
             )
         running = next_runs.unfinished_batch_runs(context.instance, monitor.deployment)
         if kind == next_runs.REBUILD and running:
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
         own = [r for r in requests if _first_table(monitor, r).job_name == job_name]
-        yield from (_run_request(monitor, request, kind, today) for request in own)
+        yield from (_run_request(monitor, request, kind, night) for request in own)
         if requests and not own:
             # A schedule has one job.
             yield dg.SkipReason(
@@ -568,13 +566,8 @@ def _request_once(
 ) -> dg.SensorResult | dg.SkipReason:
     """Return the next batch of run requests, without those that were launched before."""
     night = monitor.planner.night_of(monitor.clock())
-    new = next_runs.not_launched(
-        context.instance, {_run_key(monitor, request, night) for request in requests}
-    )
     # Filter before the batch is cut: requests that fail must not block the others.
-    batch = next_runs.first_batch(
-        [request for request in requests if _run_key(monitor, request, night) in new]
-    )
+    batch = next_runs.first_batch(monitor.not_launched(context.instance, night, requests))
     if not batch:
         return dg.SkipReason(idle_message)
     return dg.SensorResult([_run_request(monitor, request, kind, night) for request in batch])

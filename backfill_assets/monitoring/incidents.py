@@ -20,7 +20,7 @@ from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import states
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
-from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
+from backfill_assets.monitoring.next_runs import Request, RunPlanner, not_launched, unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, MonitoringSnapshot
 from backfill_assets.staleness.assess import find_obstacles
 from backfill_assets.staleness.unloaded import no_data_warning
@@ -349,6 +349,18 @@ class Monitor:
     def business_day(self, moment: datetime) -> BusinessDay:
         """The business day of a moment."""
         return BusinessDay.at(moment.astimezone(self.deployment.settings.zone))
+
+    def run_key(self, request: Request, night: date) -> str:
+        """Return a key that is used once: what failed is retried each night, or on new input."""
+        return self.deployment.automation_name(f"{night}:{request.key}")
+
+    def not_launched(
+        self, instance: dg.DagsterInstance, night: date, requests: Sequence[Request]
+    ) -> list[Request]:
+        """Return the requests that were not launched before on the same night."""
+        by_key = {self.run_key(request, night): request for request in requests}
+        new = not_launched(instance, by_key.keys())
+        return [request for key, request in by_key.items() if key in new]
 
     def read_snapshot(self, instance: dg.DagsterInstance) -> MonitoringSnapshot:
         """Read everything that the day states are derived from."""

@@ -40,9 +40,12 @@ def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
 
     A window closes with the commit after which all its log days are settled at the same time: all
     that had landed for them was loaded, and nothing more was due. Files that land later do not open
-    it again; a log day that is reverted does.
+    it again; a log day that is reverted does. Of a part that is retired, no log day after its end
+    is awaited, unless it has come.
     """
     closed_at: dict[date, int] = {}
+    end = raw.table.end or date.max
+    came = settled_days(raw) if raw.table.end else set[date]()
     for record, new, settled in _completed_log_days(raw):
         for day in {
             d
@@ -54,7 +57,8 @@ def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
             d for logged in new for d in policy.affected_event_days(logged)
         } - closed_at.keys():
             # The last log day first: it is the one that most open windows lack.
-            if all(logged in settled for logged in reversed(list(policy.log_days(day)))):
+            awaited = [d for d in policy.log_days(day) if d < end or d in came]
+            if all(logged in settled for logged in reversed(awaited)):
                 closed_at[day] = record.version
     return closed_at
 

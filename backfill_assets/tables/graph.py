@@ -195,13 +195,26 @@ class Graph:
         return max(starts), None if end == date.max else end
 
     def expects_day(self, name: str, day: date) -> bool:
-        """Whether a day is neither before a table's first one, nor after the end of its part.
+        """Whether a day, week or month is neither before a table's start, nor after its end.
 
-        Nor, of a table of others, one on which it has no rows.
+        Its end is that of its part, or of the parts that it reads. Nor, of a table of others, is a
+        day expected on which it has no rows.
         """
-        table, start = self.all_tables[name], self.policy_of(name).start
-        has_rows = not isinstance(table, ExternalTable) or table.expects_rows(day)
-        return has_rows and start <= day < (table.end or date.max)
+        table, policy = self.all_tables[name], self.policy_of(name)
+        if isinstance(table, ExternalTable) and not table.expects_rows(day):
+            return False
+        end = self._ends.get(name)
+        return policy.start <= day and (end is None or table.grain.days_of(day).end <= end)
+
+    @cached_property
+    def _ends(self) -> Mapping[str, date]:
+        """The ends of tables of which parts are retired; not if others of their parts go on."""
+        gone = {log for log, source in self.sources.items() if source.raw.end}
+        return {
+            name: end
+            for name, logs in self._logs_by_table.items()
+            if (end := self.policy_of(name).end) and not logs.isdisjoint(gone)
+        }
 
     def arrivals(self, table: str, day: date) -> frozenset[tuple[str, date]]:
         """The log days in which the lines that a day requires usually arrive, with their raw log.
