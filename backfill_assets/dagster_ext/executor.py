@@ -44,7 +44,6 @@ from dagster._core.execution.step_dependency_config import (
     get_step_dependency_config_field,
 )
 from dagster._core.log_manager import get_log_record_event, has_log_record_event
-from dagster._utils.error import SerializableErrorInfo
 
 from backfill_assets.dagster_ext import failures
 from backfill_assets.dagster_ext.run_locks import hold_run_lock
@@ -278,24 +277,13 @@ class _OneProcessExecutor(dg.Executor):
         )
         for event in steps:
             if event.is_step_failure:
-                _mark_for_retry(instance, run.run_id, event.step_failure_data.error)
+                failures.mark_for_retry(instance, run.run_id, event.step_failure_data.error)
             yield event
         yield dg.DagsterEvent.engine_event(
             plan_context,
             f"Finished steps in process (pid: {pid})",
             EngineEventData.in_process(pid, keys),
         )
-
-
-def _mark_for_retry(
-    instance: dg.DagsterInstance, run_id: str, error: SerializableErrorInfo | None
-) -> None:
-    """Mark a run for a retry if a step failed because of the engine, not because of the data."""
-    disk = failures.is_disk_failure(error)
-    if disk:
-        instance.add_run_tags(run_id, {failures.DISK_FAILED_TAG: "true"})
-    if disk or failures.is_engine_lost(error):
-        failures.retry_later(instance, run_id)
 
 
 def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
