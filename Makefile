@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots dbt s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -81,7 +81,7 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
 
-test-all: $(VENV)/.installed-dev docs ## all tests there are, the slow ones too (hours); needs the servers
+test-all: $(VENV)/.installed-dev docs dbt ## all tests there are, the slow ones too (hours); needs the servers
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
@@ -110,6 +110,17 @@ test-versions: $(VENV)/.installed-dev ## the core on the lowest and the highest 
 			--junitxml=build/junit/$@-$$end.xml $(addprefix backfill_assets_tests/,$(CORE_TESTS)) $(ARGS); \
 		grep -E '^(dagster|dagster-pyspark|pyspark|delta-spark|deltalake|pandas|pyarrow|pydantic|pandera|msgspec)==' $$env.txt; \
 	done
+
+# dbt-core takes pathspec below 0.13, and mypy from 1.0: an environment of its own, above the other.
+dbt: build/dbt/.installed ## install dbt, for the test of models that read the tables
+DBT_INSTALL := build/dbt/bin/python -m pip install --disable-pip-version-check
+PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
+build/dbt/.installed: $(VENV)/.installed-dev requirements-dbt.lock
+	@$(BIN)/python -m venv --without-pip --clear build/dbt
+	@below="$$($(BIN)/python -c "$(PURELIB)")"; \
+		echo "import site; site.addsitedir('$$below')" >"$$(build/dbt/bin/python -c "$(PURELIB)")/below.pth"
+	@$(DBT_INSTALL) -q $(LOCKED) requirements-dbt.lock
+	@touch $@
 
 snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after an intended change
 	@$(BIN)/backfill-assets jars

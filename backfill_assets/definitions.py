@@ -17,7 +17,6 @@ from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
 from backfill_assets.assets.input_frames import OpenServices
 from backfill_assets.assets.table_asset import GRAIN_TAG, option_of_command, range_of_command
 from backfill_assets.calendar.partitions import Grain, Window
-from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.monitoring import automation, lateness_page
 from backfill_assets.monitoring.incidents import Clock
@@ -305,6 +304,8 @@ def with_executor(definitions: dg.Definitions) -> dg.Definitions:
 
     A JVM for each step costs more than the step.
     """
+    from backfill_assets.dagster_ext.executor import one_process_executor
+
     return dg.Definitions.merge(definitions, dg.Definitions(executor=one_process_executor))
 
 

@@ -14,7 +14,8 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.api import execute_run
 
-from backfill_assets.dagster_ext.executor import one_process_executor, raise_if_interrupted
+from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.dagster_ext.failures import raise_if_interrupted
 
 PATIENCE = 60
 #: What a step does, by its name.

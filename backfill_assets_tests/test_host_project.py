@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +17,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import dagster as dg
+import duckdb
 import pytest
+import yaml
 from dagster._core.scheduler.instigation import SensorInstigatorData
 from dagster._core.test_utils import create_run_for_test
+from deltalake import DeltaTable
 
 from backfill_assets import build_defs, load_settings
 from backfill_assets.assets import backfill_jobs
@@ -40,10 +45,12 @@ from backfill_assets.monitoring.next_runs import (
 from backfill_assets.settings import SettingsError
 from backfill_assets_guide.examples.host_project import definitions as host_project
 from backfill_assets_guide.examples.host_project.definitions import LAKE, defs
+from backfill_assets_guide.examples.host_project.sample import write_visits
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.helpers.command_line import save_plan
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.memory_instance import memory_instance
+from backfill_assets_tests.helpers.paths import DBT, PROJECT
 
 OURS = dg.AssetKey([*LAKE, active_users_7d.name])
 
@@ -65,8 +72,13 @@ def test_the_page_shows_the_example():
     }
     for name, block in blocks.items():
         assert f"\n{(folder / name).read_text()}".endswith(f"\n{block}"), name
-    (sources,) = code_blocks("docs/your-project.md", "yaml")
+    instance, sources = code_blocks("docs/your-project.md", "yaml")
     assert sources in (folder / "dbt/models/models.yml").read_text()
+    ours = yaml.safe_load(Path("dagster.yaml").read_text())
+    lines = yaml.safe_load(instance)
+    (limit,) = lines["concurrency"]["runs"].pop("tag_concurrency_limits")
+    assert limit in ours["concurrency"]["runs"]["tag_concurrency_limits"]
+    assert lines["run_retries"] == ours["run_retries"]
 
 
 def test_the_projects_executor_and_io_manager_count(repository):
@@ -348,6 +360,58 @@ def test_one_run_of_two_deployments(engine, tmp_path):
     assert published_rows(silver)[active_users_7d.name] == {first: 1}
 
 
+@pytest.mark.skipif(not DBT.exists(), reason="dbt is not installed: make dbt")
+def test_models_of_dbt_read_what_was_published(engine, tmp_path):
+    """dbt alone; `system/test_dbt.py` has the models in a backfill of Dagster's."""
+    day = date(2024, 1, 1)
+    landing, warehouse, reports = (
+        tmp_path / name for name in ("landing", "lake", "reports.duckdb")
+    )
+    write_visits(landing, days=1, lines_a_day=20)
+    settings = load_settings(
+        landing=str(landing),
+        warehouse=str(warehouse),
+        end=day + timedelta(days=1),
+        tables=f"{VISITS_MODULE}:TABLES",
+    )
+    tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
+    repository = build_defs(settings, engine=engine).get_repository_def()
+    with memory_instance() as instance:
+        repository.get_implicit_global_asset_job_def().execute_in_process(
+            instance=instance,
+            asset_selection=[*map(dg.AssetKey, tables)],
+            partition_key=str(day),
+        )
+    folder = Path(host_project.__file__).parent / "dbt"
+    options = {
+        "--project-dir": folder,
+        "--profiles-dir": folder,
+        "--target-path": tmp_path / "target",
+        "--log-path": tmp_path / "logs",
+        "--event-time-start": day,
+        "--event-time-end": settings.end,
+    }
+    process = subprocess.run(
+        [DBT, "build", *map(str, itertools.chain.from_iterable(options.items()))],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PROJECT),
+            "BACKFILL_ASSETS_WAREHOUSE": str(warehouse),
+            "REPORTS_DUCKDB": str(reports),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout[-6000:]
+    assert "PASS=3" in process.stdout  # the model and its two tests
+    (users,) = DeltaTable(str(warehouse / active_users_7d.name)).to_pyarrow_table().to_pylist()
+    with duckdb.connect(reports, read_only=True) as connection:
+        columns = "run_date, clicks, users, clicks_per_user"
+        rows = connection.sql(f"select {columns} from clicks_per_user").fetchall()
+    assert rows == [(day, users["clicks"], users["users"], users["clicks"] / users["users"])]
+
+
 def test_a_deployment_waits_for_its_own_runs_alone():
     gold, silver = two_deployments()
     with memory_instance() as instance:
@@ -499,6 +563,8 @@ def test_a_target_of_another_project_in_the_warehouse_is_theirs(tmp_path, monkey
 
 #: Of the extras, what the plain install lacks.
 EXTRAS = ["dagster_webserver", "openlineage", "prometheus_client", "psycopg2", "pyrate_limiter"]
+#: The modules with private names of Dagster that a project's definitions load.
+NEEDED_OF_DAGSTER = {"failures", "internals", "run_locks"}
 #: Tables of which one asks a service.
 ASKING = "backfill_assets_guide.drills.euro_tables:TABLES"
 PLAIN_INSTALL = f"""
@@ -508,6 +574,7 @@ from backfill_assets import build_defs
 from backfill_assets.cli import main
 from backfill_assets_guide.examples.host_project.definitions import defs
 assert defs().get_repository_def().get_all_jobs()
+print("of Dagster:", *(m for m in sys.modules if m.startswith("backfill_assets.dagster_ext.")))
 for arguments in ({{"metrics_file": "/m.prom"}}, {{"lineage": "shop"}}, {{"tables": "{ASKING}"}}):
     try:
         build_defs(**arguments)
@@ -518,7 +585,10 @@ print(main(["ui"]))
 
 
 def test_a_library_needs_no_extra(tmp_path):
-    """What an extra is for says which one, and a project without it needs none."""
+    """What an extra is for says which one, and a project without it needs none.
+
+    Nor does it load the options for one machine, with the private names of Dagster that are theirs.
+    """
     process = subprocess.run(
         [sys.executable, "-c", PLAIN_INSTALL],
         env={**os.environ, "DAGSTER_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -529,6 +599,8 @@ def test_a_library_needs_no_extra(tmp_path):
     )
     assert process.returncode == 0, process.stderr[-2000:]
     output = process.stdout + process.stderr
+    (loaded,) = re.findall(r"^of Dagster: (.*)", output, re.MULTILINE)
+    assert {module.rpartition(".")[2] for module in loaded.split()} == NEEDED_OF_DAGSTER
     for extra, feature in {
         "serve": "a file of metrics",
         "openlineage": "lineage",

@@ -220,7 +220,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.automation.prune_runs",
+        "backfill_assets.dagster_ext.eventlog.prune_runs",
         lambda _instance, before, spared, _owns: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
@@ -239,7 +239,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
 def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.automation.prune_runs",
+        "backfill_assets.dagster_ext.eventlog.prune_runs",
         lambda _instance, before, spared, _owns: calls.append(before),
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)

@@ -42,6 +42,7 @@ from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueE
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
+from backfill_assets.assets.raw_load import RawLoader
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.failures import (
     DISK_FAILED_TAG,
@@ -65,6 +66,7 @@ from backfill_assets.spark import session as engines
 from backfill_assets.spark.jars import EngineError
 from backfill_assets_tests.helpers.dagster_homes import make_home
 from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import Pipeline
 from backfill_assets_tests.helpers.process_kills import kill_kinds
 
 HANDLE = "The handle ab67369f is invalid. "
@@ -437,6 +439,25 @@ def test_the_wish_of_a_person_stands(instance):
     assert failed_run.tags["dagster/retry_strategy"] == "FROM_FAILURE"
     retry_later(instance, failed_run.run_id)
     assert ENGINE_LOST_TAG not in instance.get_run_by_id(failed_run.run_id).tags
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [(ConnectionRefusedError(111, "Connection refused"), True), (ValueError("bad"), False)],
+)
+def test_a_step_that_loses_its_engine_marks_its_run_with_any_executor(
+    engine, tmp_path, monkeypatch, error, is_retried
+):
+    """Here with Dagster's own, in one process."""
+
+    def lose(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RawLoader, "compute", lambda *_: iter(lose, None))
+    pipeline = Pipeline(engine, tmp_path)
+    run = pipeline.run(1, 1, ["raw_orders"], fails=True)
+    tags = pipeline.instance.get_run_by_id(run.run_id).tags
+    assert (tags.get(RETRY_ON_FAILURE) == "true") is is_retried
 
 
 ASSETS = '''

@@ -128,21 +128,58 @@ def _private_names(path: Path) -> Iterator[str]:
                 yield from names
 
 
+def _private_names_section() -> str:
+    page = (PROJECT / "docs/architecture.md").read_text()
+    (section,) = re.findall(r"^## Private names of Dagster\n(.*?)^## ", page, re.M | re.S)
+    return section
+
+
 def test_private_names_of_dagster_are_in_one_room_and_on_its_page():
     names = {
         path: {*_private_names(path)} for place in (PACKAGE, GUIDE) for path in place.rglob("*.py")
     }
     assert [path for path in names if names[path] and path.parent.name != "dagster_ext"] == []
-    (section,) = re.findall(
-        r"^## Private names of Dagster\n(.*?)^## ",
-        (PROJECT / "docs/architecture.md").read_text(),
-        re.M | re.S,
-    )
+    section = _private_names_section()
     rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
     listed = [
         name for row in rows for name in re.findall(r"`(\w+)`", row.partition("; the attribute")[0])
     ]
     assert sorted(listed) == sorted(set().union(*names.values()))
+
+
+#: What a deployment takes in place of Dagster's own; definitions do not load it.
+OPTIONS = (
+    *("dagster_ext/code_server.py", "dagster_ext/eventlog.py", "dagster_ext/executor.py"),
+    *("serve/", "coordinator.py", "eventlog.py", "launcher.py", "postgres.py", "preloaded.py"),
+)
+INTERNALS = PACKAGE / "dagster_ext/internals.py"
+
+
+def _names_used_of_internals(path: Path) -> Iterator[str]:
+    """What a module takes from `internals`; of that module, what its functions use."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "backfill_assets.dagster_ext.internals"
+        ):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "internals":
+            yield node.attr
+        elif isinstance(node, ast.Name) and path == INTERNALS:
+            yield node.id
+
+
+def test_the_page_says_which_private_names_an_option_alone_needs():
+    users: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        imported = {*_private_names(path)} if path != INTERNALS else set()
+        for name in imported | {*_names_used_of_internals(path)}:
+            users.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
+    rows = [line.split(" | ") for line in _private_names_section().splitlines()]
+    for names, purpose in ((row[0], row[1]) for row in rows if row[0].startswith("| `")):
+        for name in re.findall(r"`(\w+)`", names.partition("; the attribute")[0]):
+            is_option = all(module.startswith(OPTIONS) for module in users[name])
+            assert purpose.startswith("option for one machine: ") is is_option, name
 
 
 def test_what_users_import_is_there():

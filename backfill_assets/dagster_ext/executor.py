@@ -11,19 +11,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import LogRecord
 from queue import Empty, SimpleQueue
-from threading import Event, Thread, local
+from threading import Event, Thread
 from time import monotonic
 from typing import Any, cast
 
 import dagster as dg
-from dagster._core.errors import DagsterExecutionInterruptedError, raise_execution_interrupts
+from dagster import (
+    DagsterExecutionInterruptedError,
+    StepExecutionContext,
+    raise_execution_interrupts,
+)
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.compute_logs import create_compute_log_file_key
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
     PlanOrchestrationContext,
-    StepExecutionContext,
 )
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.active import ActiveExecution
@@ -41,7 +44,6 @@ from dagster._core.execution.step_dependency_config import (
     get_step_dependency_config_field,
 )
 from dagster._core.log_manager import get_log_record_event, has_log_record_event
-from dagster._utils.error import SerializableErrorInfo
 
 from backfill_assets.dagster_ext import failures
 from backfill_assets.dagster_ext.run_locks import hold_run_lock
@@ -50,21 +52,6 @@ from backfill_assets.dagster_ext.run_locks import hold_run_lock
 _GRACE_SECONDS = 3.0
 #: Seconds between two looks at steps that wait for a concurrency slot or a retry.
 _POLL_SECONDS = 1.0
-
-_thread_state = local()
-
-
-def raise_if_interrupted() -> None:
-    """Raise if the run was terminated; a step calls it before each change.
-
-    A signal reaches only the main thread, never a step that waits for the engine.
-
-    Raises:
-        DagsterExecutionInterruptedError: the run of this thread's step was terminated.
-    """
-    interrupted: Event | None = getattr(_thread_state, "interrupted", None)
-    if interrupted is not None and interrupted.is_set():
-        raise DagsterExecutionInterruptedError
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class _StepThreads:
 
     def _run_step(self, context: StepExecutionContext) -> None:
         """The target of a step's thread: queue its events, and at the end None or the exception."""
-        _thread_state.interrupted = self.interrupted
+        failures.thread_state.interrupted = self.interrupted
         key, reported = context.step.key, []
         events = cast("Generator[dg.DagsterEvent]", dagster_event_sequence_for_step(context))
         try:
@@ -290,24 +277,13 @@ class _OneProcessExecutor(dg.Executor):
         )
         for event in steps:
             if event.is_step_failure:
-                _mark_for_retry(instance, run.run_id, event.step_failure_data.error)
+                failures.mark_for_retry(instance, run.run_id, event.step_failure_data.error)
             yield event
         yield dg.DagsterEvent.engine_event(
             plan_context,
             f"Finished steps in process (pid: {pid})",
             EngineEventData.in_process(pid, keys),
         )
-
-
-def _mark_for_retry(
-    instance: dg.DagsterInstance, run_id: str, error: SerializableErrorInfo | None
-) -> None:
-    """Mark a run for a retry if a step failed because of the engine, not because of the data."""
-    disk = failures.is_disk_failure(error)
-    if disk:
-        instance.add_run_tags(run_id, {failures.DISK_FAILED_TAG: "true"})
-    if disk or failures.is_engine_lost(error):
-        failures.retry_later(instance, run_id)
 
 
 def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:

@@ -1,4 +1,4 @@
-"""Failed runs: their messages, whether the engine failed, and which runs are retried.
+"""Failed and terminated runs: messages, whether the engine failed, which runs are retried.
 
 All of it is read from errors and records. Nothing is tried on the engine: Connect's client would
 wait for a dead server for minutes. Dagster retries a run whose process dies (`run_retries` in
@@ -10,7 +10,9 @@ launch the retry at that moment, it is lost and a backfill waits for it for ever
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from threading import Event, local
 from traceback import TracebackException
 
 import dagster as dg
@@ -81,6 +83,23 @@ _DISK_MESSAGES = re.compile(
     ),
     re.MULTILINE,
 )
+
+
+#: What the executor tells the step of a thread, if it runs steps in threads.
+thread_state = local()
+
+
+def raise_if_interrupted() -> None:
+    """Raise if the run was terminated; a step calls it before each change.
+
+    A signal reaches only the main thread, never a step that waits for the engine.
+
+    Raises:
+        DagsterExecutionInterruptedError: the run of this thread's step was terminated.
+    """
+    interrupted: Event | None = getattr(thread_state, "interrupted", None)
+    if interrupted is not None and interrupted.is_set():
+        raise dg.DagsterExecutionInterruptedError
 
 
 def is_engine_lost(error: ErrorLike) -> bool:
@@ -163,6 +182,25 @@ def run_failure_message(instance: dg.DagsterInstance, run_id: str) -> str:
 ENGINE_LOST_TAG = "backfill_assets/engine_lost"
 #: The tag of a run whose engine's disk failed; a retry starts with "false".
 DISK_FAILED_TAG = "backfill_assets/engine_disk_failed"
+
+
+def mark_for_retry(instance: dg.DagsterInstance, run_id: str, error: ErrorLike) -> None:
+    """Mark a run for a retry if a step failed because of the engine, not because of the data."""
+    disk = is_disk_failure(error)
+    if disk:
+        instance.add_run_tags(run_id, {DISK_FAILED_TAG: "true"})
+    if disk or is_engine_lost(error):
+        retry_later(instance, run_id)
+
+
+@contextmanager
+def retry_if_engine_fails(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """Mark a run for a retry if what is done fails because of the engine, whatever executes it."""
+    try:
+        yield
+    except Exception as error:
+        mark_for_retry(instance, run_id, error)
+        raise
 
 
 def retry_later(instance: dg.DagsterInstance, run_id: str) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster import DagsterEvent, DagsterEventType, DagsterInstance
+from dagster import DagsterEvent, DagsterEventType, DagsterInstance, StepExecutionContext
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
@@ -29,7 +29,6 @@ from dagster._core.execution.backfill import (
     BulkActionStatus,
     PartitionBackfill,
 )
-from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage

@@ -23,8 +23,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 
 from backfill_assets.audit.verdicts import digest_sums, digest_text
 from backfill_assets.calendar import partitions
-from backfill_assets.dagster_ext.executor import raise_if_interrupted
-from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.dagster_ext.failures import is_engine_lost, raise_if_interrupted
 from backfill_assets.delta import data_files
 from backfill_assets.delta.commit_log import folder_uri
 from backfill_assets.delta.delta_rs import APPLICATION, NO_HOOKS, delta_log, load_log

@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyrate_limiter import Rate, RateItem, SQLiteBucket
 
-from backfill_assets.dagster_ext.executor import raise_if_interrupted
+from backfill_assets.dagster_ext.failures import raise_if_interrupted
 from backfill_assets.delta import delta_rs
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_attempts
 from backfill_assets.delta.ledger_reader import DELETION_COUNTER

@@ -22,7 +22,6 @@ from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, format_ranges, to_windows
-from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.ledgers import own_ledgers
@@ -276,6 +275,8 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
 
     @dg.op(name=deployment.automation_name("forget_old_runs"), out=dg.Out(dg.Nothing))
     def forget_old_runs(context: dg.OpExecutionContext) -> None:
+        from backfill_assets.dagster_ext.eventlog import prune_runs
+
         # Keep the runs that an undo may still revert.
         days = max(deployment.settings.keep_runs_days, deployment.settings.undo_days)
         before = datetime.now(timezone.utc) - timedelta(days=days)

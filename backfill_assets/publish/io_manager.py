@@ -34,6 +34,7 @@ from backfill_assets.calendar.partitions import (
 )
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext import internals
+from backfill_assets.dagster_ext.failures import retry_if_engine_fails
 from backfill_assets.delta.catalog import register_table
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
@@ -150,7 +151,11 @@ class DeltaIOManager(publisher.Publisher):
         check_count = 0
         failed: dict[str, dict[date, str]] = {}
         not_due: dict[str, tuple[date, str]] = {}
-        with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
+        with (
+            retry_if_engine_fails(step.instance, run_id),
+            watch_tasks() as tasks,
+            self._report_stalls(context, f"{name} [{days}]"),
+        ):
             try:
                 for candidate, results in self.deliver_all(obj):
                     table = candidate.plan.table

@@ -31,8 +31,8 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
 )
 from backfill_assets_tests.benchmarks.results import print_result
 from backfill_assets_tests.helpers.deployment import ServedDeployment
-from backfill_assets_tests.helpers.paths import BIN
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
+from backfill_assets_tests.helpers.stock_dagster import StockDeployment
 
 
 @contextmanager
@@ -176,29 +176,19 @@ def measure_chunks(engine: Engine, root: Path, days: int, orders: int) -> None:
     print_result(what, second_seconds / own_seconds, 0.08, note=note)
 
 
-class StockDeployment(ServedDeployment):
-    """Definitions as `dagster dev` serves them, on an instance without configuration."""
-
-    location = host_project.__name__
-
-    def __init__(self, root: Path, settings: Settings) -> None:
-        super().__init__(root, settings)
-        (self.home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-        address = ("-h", "127.0.0.1", "-p", str(self.port))
-        self.command = (str(BIN / "dagster"), "dev", "-m", self.location, *address)
-
-
 def measure_stock(root: Path, days: int, lines: int) -> None:
     """A load on Dagster as it comes, and on this package's options for one machine."""
     tables = [VISITS.raw.name, VISITS.rejected.name, VISITS.staged.name, active_users_7d.name]
     write_visits(root / "landing", days, lines)
-    for name, kind, prefix in (("ours", ServedDeployment, []), ("stock", StockDeployment, LAKE)):
+    stock = partial(StockDeployment, module=host_project.__name__)
+    for name, kind, prefix in (("ours", ServedDeployment, []), ("stock", stock, LAKE)):
         settings = load_settings(
             landing=str(root / "landing"),
             warehouse=str(root / name / "warehouse"),
             tables=f"{web_events.__name__}:TABLES",
             start=host_project.FIRST_DAY,
             end=host_project.FIRST_DAY + days * DAY,
+            key_prefix="/".join(prefix) or None,
         )
         deployment = kind(root / name, settings)
         for variable in ("SPARK_MASTER", "SPARK_CONF"):  # those of the tests

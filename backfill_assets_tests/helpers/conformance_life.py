@@ -71,6 +71,12 @@ def conformance_life(
         places: a landing or a warehouse elsewhere.
     """
     pipeline = begin_life(engine, root, tables, **places)
+    continue_life(pipeline, tables, long=long)
+
+
+def continue_life(pipeline: Pipeline, tables: Sequence[str] = COMPUTED, *, long: bool) -> None:
+    """After two days are loaded: load a late line and undo it; arguments as `conformance_life`."""
+    engine = pipeline.io_manager.engine
     # What reads a table of a store has been seen: there, only what reads files runs again.
     stored = in_object_store(pipeline.settings.warehouse)
     again = tables if long or not stored else (RAW.name,)
@@ -86,7 +92,7 @@ def conformance_life(
     if long:
         repeat_and_verify(pipeline, tables)
     if FACT.name in tables:
-        check_udfs(engine.spark_session, str(root / "numbers"))
+        check_udfs(engine.spark_session, str(pipeline.root / "numbers"))
 
     run_undo(pipeline, "wrongone")
     check_digests(pipeline, "loaded", tables)
@@ -107,6 +113,14 @@ def begin_life(
 ) -> Pipeline:
     """Load two days; in an object store, a run before that may end between write and commit."""
     pipeline = Pipeline(engine, root, **places)
+    load_two_days(pipeline, tables, ends_before_commit=ends_before_commit)
+    return pipeline
+
+
+def load_two_days(
+    pipeline: Pipeline, tables: Sequence[str] = COMPUTED, *, ends_before_commit: bool = False
+) -> None:
+    """Land and load what a life begins with."""
     for n in (1, 2):
         pipeline.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", None)])
     # What URLs, patterns and object keys spell in another way.
@@ -119,7 +133,6 @@ def begin_life(
     assert order_ids == {"o1", "p1", "o2", "p2", "odd"}
     check_digests(pipeline, "loaded", tables)
     check_folders(pipeline)
-    return pipeline
 
 
 def check_folders(pipeline: Pipeline) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import dagster as dg
 
 from backfill_assets.backfills.stages import missing_daemons
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.helpers.graphql import ask
@@ -38,9 +39,11 @@ class ServedDeployment:
 
     Attributes:
         location: the name of the code location.
+        last_seconds: what its processes may take to end after the first of them.
     """
 
     location = "backfill_assets.definitions"
+    last_seconds = 0.0
 
     def __init__(
         self, root: Path, settings: Settings, *, per_run: int = 31, clock: Path | None = None
@@ -53,9 +56,10 @@ class ServedDeployment:
             per_run: days in a run.
             clock: a file with the time that the sensors go by; they then look every 2 seconds.
         """
+        self._deployment = Deployment(settings)
         self.home = root / "home"
         self.home.mkdir(parents=True)
-        shutil.copy(dagster_yaml(), self.home / "dagster.yaml")
+        self.configure_instance()
         self.port = free_port()
         self.command: tuple[str, ...] = (COMMAND, "ui", "--port", str(self.port))
         self.environment = {
@@ -66,6 +70,7 @@ class ServedDeployment:
             "BACKFILL_ASSETS_START": str(settings.start),
             "BACKFILL_ASSETS_END": str(settings.end),
             "BACKFILL_ASSETS_TABLES": settings.tables,
+            "BACKFILL_ASSETS_KEY_PREFIX": settings.key_prefix or "",
             "BACKFILL_ASSETS_WINDOW_DAYS": str(settings.window_days),
             "BACKFILL_ASSETS_PARTITIONS_PER_RUN": str(per_run),
             "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
@@ -80,6 +85,10 @@ class ServedDeployment:
         self.process: subprocess.Popen | None = None
         with self.instance():  # several processes that open a new one first disagree
             pass
+
+    def configure_instance(self) -> None:
+        """Write the instance's configuration into its folder."""
+        shutil.copy(dagster_yaml(), self.home / "dagster.yaml")
 
     def tend(self) -> None:
         """Start it, if it does not run."""
@@ -107,7 +116,7 @@ class ServedDeployment:
     def stop_rebuilding(self) -> None:
         """Turn off the sensor that brings the tables up to date which a test does not ask for."""
         sensor = {
-            "sensorName": "touched_days",
+            "sensorName": self._deployment.automation_name("touched_days"),
             "repositoryName": "__repository__",
             "repositoryLocationName": self.location,
         }
@@ -126,7 +135,7 @@ class ServedDeployment:
         """Launch a backfill of days of tables as the UI does; its id."""
         params = {
             "partitionNames": days,
-            "assetSelection": [{"path": [name]} for name in tables],
+            "assetSelection": [{"path": self._deployment.asset_key(name).path} for name in tables],
         }
         while True:
             answer = self.ask(_LAUNCH, params=params)
@@ -167,6 +176,10 @@ class ServedDeployment:
             check=False,
         )
 
+    def interrupt(self, process: subprocess.Popen) -> None:
+        """Tell its process to end."""
+        process.terminate()
+
     def stop(self) -> None:
         """Stop it as a user does.
 
@@ -174,8 +187,10 @@ class ServedDeployment:
             AssertionError: it left processes behind, which are killed.
         """
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+            self.interrupt(self.process)
             self.process.wait(timeout=180)
-        left_over = find_processes(self.home)
+        deadline = time.monotonic() + self.last_seconds
+        while (left_over := find_processes(self.home)) and time.monotonic() < deadline:
+            time.sleep(0.5)
         kill_kinds(self.home)
         assert not left_over, f"the deployment left processes behind: {left_over}"

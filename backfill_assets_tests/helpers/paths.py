@@ -9,6 +9,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+#: What `make dbt` installs, above the packages of the project.
+DBT = PROJECT / "build/dbt/bin/dbt"
 #: Of the project's workspace, as the pages give it: `test_definitions.py` runs it.
 VALIDATE_COMMAND = "dagster definitions validate -w workspace.yaml"
 #: The master file of CDNOW, which is not part of the project.

@@ -146,6 +146,12 @@ class Pipeline:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def run_job(self, job: str, **arguments: Any) -> dg.ExecuteInProcessResult:
+        """A run of a job to its end, whether it succeeds or not."""
+        return self.repository.get_job(job).execute_in_process(
+            instance=self.instance, raise_on_error=False, **arguments
+        )
+
     def run(
         self,
         first: int | date,
@@ -158,16 +164,14 @@ class Pipeline:
         """Materialize a range of days (inclusive) in one run, which may fail if that is None."""
         first = first if isinstance(first, date) else day(first)
         last = first if last is None else last if isinstance(last, date) else day(last)
-        job = self.repository.get_implicit_global_asset_job_def()
-        result = job.execute_in_process(
-            instance=self.instance,
+        result = self.run_job(
+            self.repository.get_implicit_global_asset_job_def().name,
             asset_selection=[*map(self.deployment.asset_key, assets)],
             tags={
                 "dagster/asset_partition_range_start": str(first),
                 "dagster/asset_partition_range_end": str(last),
                 **(tags or {}),
             },
-            raise_on_error=False,
         )
         assert fails is None or result.success is not fails, [
             e.message for e in result.all_events if e.is_failure
@@ -340,12 +344,8 @@ def run_undo(
     """Put back what a backfill or a run has published."""
     config = {"backfill": name, "days": days, "reason": "a drill"}
     job, op = map(pipeline.deployment.automation_name, ("undo", "put_back"))
-    result = pipeline.repository.get_job(job).execute_in_process(
-        instance=pipeline.instance,
-        run_config={"ops": {op: {"config": config}}},
-        tags=tags,
-        raise_on_error=False,
-    )
+    run_config = {"ops": {op: {"config": config}}}
+    result = pipeline.run_job(job, run_config=run_config, tags=tags)
     assert result.success is not fails, pipeline.failure(result)
     return result
 

@@ -7,6 +7,7 @@ server, `test_object_storage` in each store. The long lives need a pytest sessio
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,17 +15,26 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.launcher import DefaultRunLauncher
+from dagster._core.run_coordinator import QueuedRunCoordinator
 
 from backfill_assets.orders.tables import RAW
 from backfill_assets.postgres import PooledEventLog
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers import object_stores, s3_server
 from backfill_assets_tests.helpers import pipeline as pipelines
-from backfill_assets_tests.helpers.conformance_life import begin_life, conformance_life
+from backfill_assets_tests.helpers.conformance_life import (
+    begin_life,
+    check_digests,
+    conformance_life,
+    continue_life,
+    load_two_days,
+)
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import LAYERS, day, run_undo
 from backfill_assets_tests.helpers.spark_cluster import MASTER, run_cluster
+from backfill_assets_tests.helpers.stock_dagster import StockPipeline, recorded_checks
 
 #: Set in a nested session.
 NESTED = "BACKFILL_TEST_NESTED_LIFE"
@@ -102,6 +112,42 @@ def test_a_long_life_in_a_store(store, tmp_path):
 @pytest.mark.parametrize("local", ["landing", "warehouse"])
 def test_a_life_of_which_a_part_is_on_local_disks(engine, spark, tmp_path, local):
     conformance_life(engine, tmp_path, **{local: str(tmp_path / local)})
+
+
+@outermost
+@pytest.mark.slow
+def test_a_long_life_on_stock_dagster(engine, spark, tmp_path, monkeypatch):
+    """Runs of `dagster dev`, a process for each step; rows, days and checks are those of ours.
+
+    Then a planned backfill by the command, with Dagster's daemon and queue, and its undo.
+    """
+    prefix = {"key_prefix": "lake/gold"}
+    ours = begin_life(engine, tmp_path / "ours", LAYERS, **prefix)
+    with connect_server(tmp_path, SMALL) as url:
+        monkeypatch.setenv("SPARK_REMOTE", url)  # for its processes
+        stock = StockPipeline(engine, tmp_path / "theirs", **prefix)
+        monkeypatch.delenv("SPARK_REMOTE")
+        try:
+            assert isinstance(stock.instance.run_launcher, DefaultRunLauncher)
+            assert isinstance(stock.instance.run_coordinator, QueuedRunCoordinator)
+            load_two_days(stock, LAYERS)
+            checks = recorded_checks(stock)
+            assert checks == recorded_checks(ours)
+            assert {name for name, _, _ in checks} == {*LAYERS}
+            for name in LAYERS:
+                assert stock.materialized(name) == ours.materialized(name)
+            continue_life(stock, LAYERS, long=True)
+
+            days = f"{day(1)}...{day(2)}"
+            planned = stock.served.run("backfill", days, "--yes", "--json")
+            assert planned.returncode == 0, planned.stdout + planned.stderr
+            check_digests(stock, "corrected", LAYERS)  # the late line is there still
+            name = json.loads(planned.stdout)["backfill"]
+            undone = stock.served.run("undo", name, "--reason", "a drill")
+            assert undone.returncode == 0, undone.stdout + undone.stderr
+            check_digests(stock, "loaded", LAYERS)
+        finally:
+            stock.stop()
 
 
 @outermost

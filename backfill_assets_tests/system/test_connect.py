@@ -20,7 +20,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine, session_url
 from backfill_assets.spark.stores import S3
@@ -28,9 +28,11 @@ from backfill_assets_guide.examples.host_project.definitions import LAKE
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
+from backfill_assets_tests.helpers.conformance_life import load_two_days
 from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
 from backfill_assets_tests.helpers.object_stores import BUCKET
 from backfill_assets_tests.helpers.real_engine import RealEngine
+from backfill_assets_tests.helpers.stock_dagster import StockPipeline, recorded_checks
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [
@@ -54,7 +56,7 @@ print(frame.select(F.pandas_udf(lambda names: names, "string")("python")).first(
 CATALOG = "spark_catalog.shop"
 REGISTER = """
 from backfill_assets.delta.catalog import register_table
-from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.tables import FACT, RAW
 print(register_table(lambda: spark, "{catalog}", FACT, "{url}") or "registered")
 print(spark.table("shop.fact_daily_orders").count())
 """
@@ -194,6 +196,25 @@ def test_each_step_of_a_projects_run_may_be_a_process(connect_engine, tmp_path, 
     message = failures["lake_gold_check_days"]
     assert re.search(r"raw_visits\[2024-01-01\]  .*rejected", message)
     assert f"{tables[2]}[2024-01-01]  conservation: {tables[0]}[2024-01-01] failed in t" in message
+
+
+@on_connect
+def test_a_run_of_stock_dagster(connect_engine, tmp_path, monkeypatch):
+    """Of `dagster dev` on SQLite, with its launcher, its queue, and a process for each step.
+
+    The long life there is in `test_conformance`.
+    """
+    monkeypatch.setenv("SPARK_REMOTE", connect_engine.url)
+    stock = StockPipeline(Engine.from_settings(load_settings()), tmp_path, key_prefix="lake/gold")
+    try:
+        load_two_days(stock, [RAW.name])
+        days = {str(JAN[0]), str(JAN[1])}
+        assert stock.materialized(RAW.name) == days
+        checks = recorded_checks(stock)
+        assert all(checks.values())
+        assert {day for _, _, day in checks} == days
+    finally:
+        stock.stop()
 
 
 @pytest.fixture(scope="module")

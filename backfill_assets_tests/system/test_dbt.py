@@ -1,15 +1,19 @@
-"""Models of dbt downstream of the tables, by the steps of the page.
+"""The page of a Dagster project by itself: what it says is typed, and its backfill is launched.
 
-dbt is in an environment of its own, above that of the tests: see `dbt` in `pyproject.toml`.
+The environment is empty but for the wheel and what the registry gives for it, and so is HOME.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -20,80 +24,87 @@ from deltalake import DeltaTable
 from backfill_assets_guide.examples.host_project.delta_tables import open_table
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.docs_pages import code_blocks
-from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.paths import free_port
+from backfill_assets_tests.helpers.process_kills import kill_kinds
+from backfill_assets_tests.helpers.wheel import build_wheel
+from backfill_assets_tests.ui import drive
+from backfill_assets_tests.ui.browser import CHROMIUM, DRIVER
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 (STEPS,) = code_blocks("docs/your-project.md", "bash")
 DAYS = [date(2024, 1, n) for n in (1, 2, 3)]
-TABLES = ["raw_visits", "raw_visits_rejected", "stg_visits", "active_users_7d"]
-#: What Dagster knows of the model: its days, and how its tests ended.
-MATERIALIZED = """
-import dagster as dg
-key = dg.AssetKey("clicks_per_user")
-with dg.DagsterInstance.get() as instance:
-    print(*sorted(instance.get_materialized_partitions(key)))
-    for name in ("not_null", "unique"):
-        check = dg.AssetCheckKey(key, f"{name}_clicks_per_user_run_date")
-        (record,) = instance.event_log_storage.get_asset_check_execution_history(check, 1)
-        print(record.status.value)
-"""
+
+
+def is_served(port: int) -> bool:
+    """Whether somebody listens at a port."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Host:
-    """A fresh environment in a folder, in which the steps of the page are typed."""
+    """A folder in which the steps of the page are typed."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, wheels: Path):
         self.folder = folder
-        below = sysconfig.get_path("purelib")
-        pip = "python -m pip install -q --disable-pip-version-check --require-hashes --no-deps"
-        own = {
-            "python3 -m venv": f"{sys.executable} -m venv",
-            # The package is that of the tests, and so is what `requirements.lock` has.
-            "pip install 'backfill-assets[serve,dbt]'": f"echo {below} > "
-            '"$(python -c "import sysconfig; print(sysconfig.get_path(\'purelib\'))")/below.pth"\n'
-            f"{pip} -r {PROJECT}/requirements-dbt.lock",
+        (folder / "home").mkdir(parents=True)
+        kept = {n: text for n, text in os.environ.items() if not n.startswith(("PYTHON", "VIRT"))}
+        self._environment = {
+            **kept,
+            "HOME": str(folder / "home"),
+            "PIP_FIND_LINKS": str(wheels),
+            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL),
         }
-        text = STEPS
-        for step, replacement in own.items():
-            assert text.count(step) == 1, step
-            text = text.replace(step, replacement)
-        *steps, start = text.strip().splitlines()
-        assert start.startswith("dagster dev -m ")
-        self._materialize = "python -m dagster asset materialize" + start.removeprefix(
-            "dagster dev"
-        )
+        venv = "python3 -m venv"
+        assert STEPS.startswith(venv)
+        text = f"{sys.executable} -m venv" + STEPS.removeprefix(venv)
+        *steps, self._start = text.strip().splitlines()
         self.type_commands(*steps)
         exports = [line for line in steps if line.startswith("export ")]
         self._shell = [". .venv/bin/activate", *exports]
 
-    def type_commands(self, *commands: str) -> str:
-        """What commands print."""
+    def type_commands(self, *commands: str) -> None:
+        """Have a shell run commands, one after the other."""
         process = subprocess.run(
             ["bash", "-eu", "-c", "\n".join(commands)],
-            env={
-                **os.environ,
-                "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
-                "PYTHONPATH": str(PROJECT),
-                "DAGSTER_HOME": str(self.folder),
-                "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL),
-            },
+            env=self._environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
             check=False,
         )
         assert process.returncode == 0, (process.stdout + process.stderr)[-6000:]
-        return process.stdout
 
-    def materialize(self, assets: list[str], days: list[date]) -> str:
-        """Materialize days of assets in one run; the days that Dagster knows of the model."""
-        return self.type_commands(
-            *self._shell,
-            f"{self._materialize} --select {','.join(assets)} "
-            f"--partition-range {days[0]}...{days[-1]} >run.log 2>&1 || tail -n 60 run.log",
-            f"python -c '{MATERIALIZED}'",
-        )
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """The address of the UI, as the last step of the page starts it."""
+        port, home = free_port(), self.folder / "dagster"
+        home.mkdir()
+        start = f"exec {self._start} -h 127.0.0.1 -p {port}"
+        with (self.folder / "dev.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", "-eu", "-c", "\n".join([*self._shell, start])],
+                # Without a configuration; its processes are found by its name.
+                env={**self._environment, "DAGSTER_HOME": str(home)},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None and not is_served(port):
+                time.sleep(1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            process.wait(timeout=300)
+            kill_kinds(home)  # what a sensor has launched meanwhile
+
+    def materialize_model(self, day: date) -> None:
+        """A day of the model alone, by the command."""
+        command = f"python -m dagster asset materialize{self._start.removeprefix('dagster dev')}"
+        options = f"--select clicks_per_user --partition-range {day}...{day}"
+        self.type_commands(*self._shell, f"{command} {options}")
 
     def read_model(self) -> dict[date, list]:
         """The rows of the model, by day."""
@@ -104,20 +115,25 @@ class Host:
             return {day: figures for day, *figures in rows.fetchall()}
 
 
-def test_models_of_dbt_read_the_published_days(tmp_path):
-    host = Host(tmp_path)
-    model = ["clicks_per_user"]
-    known = host.materialize([*(f"lake/gold/{name}" for name in TABLES), *model], DAYS)
-    assert known.split() == [*map(str, DAYS), "SUCCEEDED", "SUCCEEDED"]
-    url = str(tmp_path / "data/warehouse/active_users_7d")
+@pytest.mark.skipif(
+    not (CHROMIUM.exists() and DRIVER.exists()), reason="there is no Chromium with its driver"
+)
+def test_the_page_from_nothing(tmp_path):
+    """A backfill of tables, report and model, launched in the browser; then a day of the model.
+
+    A day of the model is what the table has of it, and other days are left alone.
+    """
+    host = Host(tmp_path / "project", build_wheel(tmp_path / "wheel").parent)
+    days = f"{DAYS[0]}...{DAYS[-1]}"
+    with host.served() as url:
+        assert drive.main(["--url", url, "--shots", str(tmp_path), "--host", days]) == 0
+    table = str(host.folder / "data/warehouse/active_users_7d")
     published = {
         row["run_date"]: [row["clicks"], row["users"], row["clicks"] / row["users"]]
-        for row in open_table(url).to_table().to_pylist()
+        for row in open_table(table).to_table().to_pylist()
     }
     assert sorted(published) == DAYS
     assert host.read_model() == published
-
-    # A day of the model is what the table has of it, and other days are left alone.
-    DeltaTable(url).delete("run_date < '2024-01-03'")
-    host.materialize(model, DAYS[1:2])
+    DeltaTable(table).delete("run_date < '2024-01-03'")
+    host.materialize_model(DAYS[1])
     assert host.read_model() == {day: published[day] for day in (DAYS[0], DAYS[2])}

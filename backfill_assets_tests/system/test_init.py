@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ import yaml
 from backfill_assets.cli import main
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.reader import Reader
+from backfill_assets_tests.helpers.wheel import build_wheel
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +109,6 @@ def test_what_cannot_become_a_project_is_refused(name, there, said, tmp_path, ca
     assert [path.name for path in folder.glob("*")] == ([there] if there else [])
 
 
-#: Of the project, what the wheel is made of.
-WHEEL_SOURCES = (
-    "LICENSE",
-    "README.md",
-    "backfill_assets",
-    "backfill_assets_guide",
-    "dagster.yaml",
-    "pyproject.toml",
-)
-
-
 @pytest.mark.slow
 def test_a_project_on_the_wheel_alone(tmp_path):
     """`init`, its demo and its test, in an empty environment into which the wheel is installed.
@@ -142,18 +131,7 @@ def test_a_project_on_the_wheel_alone(tmp_path):
         assert process.returncode == 0, (process.stdout + process.stderr)[-6000:]
         return process.stdout
 
-    source = tmp_path / "source"
-    source.mkdir()  # setuptools would leave folders in the project
-    for name in WHEEL_SOURCES:
-        place = PROJECT / name
-        if place.is_dir():
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(place, source / name, ignore=ignore)
-        else:
-            shutil.copy(place, source / name)
-    build = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
-    run(sys.executable, *build, "-w", tmp_path, source)
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = build_wheel(tmp_path / "wheel")
     run(BIN / "uv", "venv", "-q", "--python", sys.executable, programs.parent)
     install = (BIN / "uv", "pip", "install", "-q", "--python", programs / "python")
     run(*install, "-c", PROJECT / "requirements.lock", f"backfill-assets @ file://{wheel}")
