@@ -205,6 +205,8 @@ def test_a_source_by_hours_needs_times_and_one_kind_of_hours():
     assert replace(ORDERS, hourly=True).hour is None
     assert VIEWS.parts["09"].hour == 9
     assert VIEWS.hour is None
+    later = replace(HOURS, starts={"09": date(2024, 2, 1)})
+    assert replace(VIEWS, dimension=later).parts["09"].hour == 9
     assert HOURS.values[0] == "00"
 
 

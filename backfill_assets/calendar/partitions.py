@@ -170,6 +170,11 @@ class Dimension:
                     "{'apac': date(2024, 3, 1)}"
                 )
 
+    @property
+    def is_hours(self) -> bool:
+        """Whether its parts are those of `HOURS`, whenever they begin or end."""
+        return (self.name, self.values) == (HOURS.name, HOURS.values)
+
     def partitions_def(self, days: "dg.PartitionsDefinition") -> "dg.MultiPartitionsDefinition":
         """The partitions of a table with days of each part."""
         import dagster as dg

@@ -17,7 +17,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
-from backfill_assets.calendar.partitions import HOURS, Dimension, name_of_part
+from backfill_assets.calendar.partitions import Dimension, name_of_part
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings, is_time_zone
 from backfill_assets.tables import arguments, source_models, table_options
@@ -341,11 +341,12 @@ class Source:
 
     def _check_dimension(self, name: str) -> None:
         """Raise if the column of the part, which all tables have, would be another column."""
-        if self.hourly and self.dimension == HOURS:
+        by_hour = self.dimension is not None and self.dimension.is_hours
+        if self.hourly and by_hour:
             raise arguments.DeclarationError(
                 f"source {self.name}: its dimension is HOURS: leave out hourly"
             )
-        if self.dimension == HOURS and self.event_time in self.dated_times:
+        if by_hour and self.event_time in self.dated_times:
             raise arguments.DeclarationError(
                 f"source {self.name}: its dimension is HOURS, and {self.event_time} is a date "
                 "without an hour: make it a T.TimestampType"
@@ -542,7 +543,7 @@ class Source:
     @property
     def hour(self) -> int | None:
         """The hour of the day that its part is; None if its dimension is not `HOURS`."""
-        return int(self.part) if self.part and self.dimension == HOURS else None
+        return int(self.part) if self.part and self.raw.by_hour else None
 
     def in_business_zone(self, timezone: str) -> Self:
         """The source, of which nothing is expected on days that lack its hour in a time zone."""

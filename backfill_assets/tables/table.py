@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.late_data import ArrivalDays, ArrivesOn, Policy
 from backfill_assets.calendar.partitions import (
     BY_DIMENSION,
-    HOURS,
     PART_MARK,
     Dimension,
     Grain,
@@ -198,7 +197,7 @@ class Table(table_options.TableOptions):
     @property
     def by_hour(self) -> bool:
         """Whether its parts are the hours of a day: they are due during the day."""
-        return self.dimension == HOURS
+        return self.dimension is not None and self.dimension.is_hours
 
     def days_def(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
         """The days, weeks or months of Dagster's partitions."""
