@@ -23,8 +23,8 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.examples.regions import ORDERS
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
+from backfill_assets_tests.helpers.region_lines import REGIONS, land, line
 from backfill_assets_tests.helpers.shadow_targets import build_shadow, run_switch_over
-from backfill_assets_tests.system.test_parts import REGIONS, land, line
 
 LAST = 5
 STEPS = int(os.environ.get("BACKFILL_TEST_TWIN_STEPS", "8"))

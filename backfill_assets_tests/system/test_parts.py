@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import date, datetime
@@ -21,8 +20,8 @@ from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.examples import regions as example
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
+from backfill_assets_tests.helpers.region_lines import REGIONS, land, line
 
-REGIONS = ("eu", "us", "apac")
 OF_REGIONS = ("region_orders", "customer_spend")
 EVERYTHING = (
     *("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "orders_lateness"),
@@ -46,24 +45,6 @@ def make_pipeline(
 @pytest.fixture
 def regions(engine, spark, tmp_path: Path) -> Pipeline:
     return make_pipeline(engine, tmp_path)
-
-
-def line(order_id: str, n: int, amount: str, *, version: int = 0, customer: str = "c1") -> dict:
-    return {
-        "order_id": order_id,
-        "customer": customer,
-        "ordered_at": f"{day(n)}T10:00:00Z",
-        "updated_at": f"{day(n)}T1{version}:00:00Z",
-        "amount": amount,
-    }
-
-
-def land(
-    pipeline: Pipeline, n: int, region: str, lines: Iterable[dict], name: str = "a.jsonl"
-) -> None:
-    folder = pipeline.folder(n) / f"region={region}"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in lines))
 
 
 def run_regions(
