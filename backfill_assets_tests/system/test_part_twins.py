@@ -196,7 +196,8 @@ class Twins:
             run_switch_over(pipeline, f"v{self.runs}")
 
     def settle(self) -> None:
-        """All that a night builds by itself."""
+        """All that a night builds by itself; it may write what the last run wrote."""
+        self.undoable = {}
         for pipeline in (self.cells, *self.alone.values()):
             pipeline.run_keys.clear()
             pipeline.night(day(LAST + 1))
