@@ -303,9 +303,8 @@ def _recorded_requests(ledger: Ledger, day: date, lookup: Lookup) -> int:
     return int(ledger.latest[day].days[day].numbers.get(requests_figure(lookup.name), 0))
 
 
-#: Overhead of a run and of a day for each table, as the number of rows that take as long. From
-#: docs/performance.md: 6 s per run of eight tables, 9 ms per day and table, and 5.8 microseconds
-#: per row and table.
+#: Overhead of a run and of a day for each table, as the number of rows that take as long: of 6 s
+#: per run of eight tables, 9 ms per day and table, and 5.8 microseconds per row and table.
 ROWS_OF_RUN, ROWS_OF_DAY = 125_000, 1_500
 #: Assumed bytes of a landed line until a day has been loaded.
 _BYTES_OF_ROW = 100
