@@ -16,6 +16,7 @@ from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples import growth, web_events
 from backfill_assets_guide.examples.customers import tables as customers
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES, *growth.TABLES]
 TABLES = {item.name: item for item in DECLARED if isinstance(item, Derived)}
@@ -92,3 +93,8 @@ def test_the_lines_are_counted(tmp_path: Path) -> None:
     definitions = code_lines(path)
     assert {name: lines for name, (lines, _) in definitions.items()} == {"rows": 7, "Rows": 3}
     assert {"helper", "Rows", "table"} <= definitions["rows"][1]
+
+
+def test_the_readme_shows_the_end_of_an_example() -> None:
+    module = Path(web_events.__file__).read_text()
+    assert code_blocks("README.md", "python") == [module[module.index("@table(") :]]

@@ -41,6 +41,7 @@ ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
+    ("README.md", "python"): "test_examples.py",
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
     ("docs/getting-started.md", "bash"): "system/test_getting_started.py",
     ("docs/getting-started.md", "python"): "system/test_getting_started.py",
