@@ -19,7 +19,7 @@ from backfill_assets_tests.helpers.paths import PROJECT
 DOCS = PROJECT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md"))
 #: A page of text, one of code that is generated, and the heaviest of those with scripts.
-FEW = ("index", "tables", "guide/sketch")
+FEW = ("index", "tables", "guide/simulators")
 #: What a page may weigh with all that it asks for, in bytes as they are sent (compressed).
 MOST = 500_000
 WIDTH = 420
