@@ -123,7 +123,7 @@ def test_the_worked_week_is_planned(tmp_path, monkeypatch, capsys):
 
 
 def test_each_exercise_has_a_task_a_hint_a_solution_and_a_check():
-    assert (len(EXERCISES), len(CHALLENGES)) == (4, 2)
+    assert (len(EXERCISES), len(CHALLENGES)) == (3, 2)
     for section in SECTIONS:
         parts = ["**Task.**", "<summary>Hint<", "<summary>Solution<", "**Check.**"]
         places = [section.body.index(part) for part in parts]
