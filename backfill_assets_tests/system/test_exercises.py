@@ -15,7 +15,13 @@ import pytest
 from backfill_assets.cli import main
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, run_step, split_sections
+from backfill_assets_tests.helpers.docs_pages import (
+    BLOCK,
+    PAGES,
+    code_blocks,
+    run_step,
+    split_sections,
+)
 from backfill_assets_tests.helpers.paths import dagster_yaml
 from backfill_assets_tests.helpers.pipeline import Pipeline
 
@@ -24,7 +30,8 @@ SECTIONS = [section for section in split_sections(PAGE) if section.level == 2]
 EXERCISES = [section for section in SECTIONS if not section.title.startswith("Challenge")]
 CHALLENGES = [section for section in SECTIONS if section not in EXERCISES]
 #: What the page exports before the first exercise.
-SETTINGS = dict(re.findall(r"(\w+)=(\S+)", BLOCK.findall(PAGE)[0][1]))
+(_EXPORTS,) = code_blocks("docs/guide/exercises.md", "bash")
+SETTINGS = dict(re.findall(r"(\w+)=(\S+)", _EXPORTS))
 
 
 def section_steps(body: str) -> list[str]:
@@ -123,7 +130,7 @@ def test_the_worked_week_is_planned(tmp_path, monkeypatch, capsys):
 
 
 def test_each_exercise_has_a_task_a_hint_a_solution_and_a_check():
-    assert (len(EXERCISES), len(CHALLENGES)) == (4, 2)
+    assert (len(EXERCISES), len(CHALLENGES)) == (3, 2)
     for section in SECTIONS:
         parts = ["**Task.**", "<summary>Hint<", "<summary>Solution<", "**Check.**"]
         places = [section.body.index(part) for part in parts]

@@ -33,13 +33,13 @@ from backfill_assets_tests.helpers.lab_pages import read_figures
 from backfill_assets_tests.helpers.orders_model import current_facts, run_model, version_key
 from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.ui.guide_pages import call_module
-from backfill_assets_tests.ui.simulators import Simulator
+from backfill_assets_tests.ui.simulators import PAGE, Simulator
 
 
 @pytest.fixture(scope="module")
 def guide(browser: Chrome, site: str) -> Chrome:
-    """The browser at a page of the guide, so that it can import what lies beside it."""
-    browser.get(f"{site}/guide/append-or-replace.html")
+    """The browser at the page, so that it can import what lies beside it."""
+    browser.get(f"{site}/{PAGE}")
     return browser
 
 
@@ -156,7 +156,7 @@ def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
 
 
 def test_append_or_replace_by_keyboard(browser, site):
-    page = Simulator(browser, f"{site}/guide/append-or-replace.html")
+    page = Simulator(browser, site, "#sim-append", "#append-or-replace")
     right = "right: 18 rows, total 180.00."
     assert (
         page.status_text
@@ -461,7 +461,7 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
 
 @pytest.mark.slow
 def test_the_window_by_keyboard(browser, site):
-    page = Simulator(browser, f"{site}/guide/window.html")
+    page = Simulator(browser, site, "#sim-window", "#event-day-and-arrival-day")
     assert page.status_text.startswith(
         "Window of 7 day(s), today is day 12. Final days: 1 to 4. Open days: 5 to 8. Lines: 5 "
         "staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
@@ -630,7 +630,7 @@ def test_workers_under_skew_agree_with_the_lab(guide):
 
 @pytest.mark.slow
 def test_workers_under_skew_by_keyboard(browser, site):
-    page = Simulator(browser, f"{site}/guide/skew-sim.html")
+    page = Simulator(browser, site, "#sim-skew", "#workers-under-skew")
     assert page.status_text.startswith("join, plain: the longest of 4 worker(s) takes ")
     assert "2.5 times the even share." in page.status_text
     page.press_at("Workers", *[Keys.ARROW_RIGHT] * 4)
@@ -771,7 +771,7 @@ def test_what_the_grid_is_asked_for_makes_days_right(guide):
 
 @pytest.mark.slow
 def test_the_grid_by_keyboard(browser, site):
-    page = Simulator(browser, f"{site}/guide/backfill-grid.html")
+    page = Simulator(browser, site, "#sim-grid", "#plan-a-backfill")
     assert page.status_text == "7 days are wrong, late or empty."
     page.press_at("raw_orders day 1: filled, asked for", *[Keys.ARROW_RIGHT] * 8, Keys.SPACE)
     assert page.status_text == (

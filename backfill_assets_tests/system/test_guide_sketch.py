@@ -1,4 +1,4 @@
-"""The page "Sketch the DAG": its rules, and the same sketch by pointer, keyboard and list."""
+"""The drawing "Sketch the DAG": its rules, and the same sketch by pointer, keyboard and list."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from backfill_assets_tests.ui.guide_pages import (
     open_fresh_page,
     wait_for_element,
 )
+from backfill_assets_tests.ui.simulators import PAGE
 
 WORDS = json.loads((PROJECT / "docs/guide/sketch.json").read_text())
 #: A pipeline that is right, and the same as edges: other tests spoil one thing of it.
@@ -201,7 +202,7 @@ def own_pipeline() -> dict[str, Any]:
 @pytest.fixture
 def page(browser: Chrome, site: str) -> Chrome:
     """The page with an empty sketch."""
-    return open_fresh_page(browser, f"{site}/guide/sketch.html", "#sketch svg")
+    return open_fresh_page(browser, f"{site}/{PAGE}", "#sketch svg")
 
 
 def stored_sketch(page: Chrome) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def shown_findings(page: Chrome) -> list[str | None]:
 @pytest.fixture(scope="module")
 def grades(browser: Chrome, site: str) -> dict[str, list[Any]]:
     """What the rules find in all sketches of this module: asked for at once."""
-    browser.get(f"{site}/guide/sketch.html")
+    browser.get(f"{site}/{PAGE}")
     sketches = {**WRONG, "right": RIGHT, "own": [own_pipeline()]}
     code = (
         "return Object.fromEntries(Object.entries(g[0])"
@@ -262,7 +263,7 @@ def test_the_pipeline_of_this_project_has_no_finding(grades: dict[str, list[Any]
 def test_each_finding_has_words_and_each_words_a_sketch(browser: Chrome, site: str) -> None:
     assert WORDS.keys() == WRONG.keys()
     assert all(words.keys() == {"title", "why", "shown_by"} for words in WORDS.values())
-    browser.get(f"{site}/guide/sketch.html")
+    browser.get(f"{site}/{PAGE}")
     text = browser.execute_async_script(
         "fetch('sketch-rules.js').then((of) => of.text()).then(arguments[0])"
     )
@@ -284,7 +285,7 @@ def test_any_sketch_is_graded(browser: Chrome, site: str) -> None:
             return [some, m.graded({ pieces, edges })];
         });
     """
-    browser.get(f"{site}/guide/sketch.html")
+    browser.get(f"{site}/{PAGE}")
     kinds = [*PIECES, "script", "rejected", "lateness"]
     all_names = set()
     for there_are, findings in call_module(browser, "sketch-rules.js", code, kinds):
@@ -377,7 +378,7 @@ def draw_by_keyboard(page: Chrome) -> None:
     """TAB to pieces, add three of them, remove one, move one, begin and end an edge."""
     for name in ("raw log", "staging", "late orders"):
         # What is added has the focus.
-        keyboard = Keyboard(page)
+        keyboard = Keyboard(page, "#sketch-the-dag")
         keyboard.press_button(f"+ {name}")
     assert page.switch_to.active_element == find_piece(page, "late")
     keyboard.press_keys(Keys.DELETE)
@@ -435,7 +436,7 @@ def test_findings_are_marked_in_the_drawing_and_gone_when_the_sketch_changes(pag
 @pytest.mark.slow
 def test_links_of_findings_and_of_all_labs_lead_somewhere(browser: Chrome, site: str) -> None:
     """As the built pages have them."""
-    browser.get(f"{site}/guide/sketch.html")
+    browser.get(f"{site}/{PAGE}")
     shown = [words["shown_by"] for words in WORDS.values()]
     # Who has a finding has something to read.
     assert all("](" in text or "lab `" in text for text in shown)

@@ -45,6 +45,7 @@ RUN_ELSEWHERE = {
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
     ("docs/getting-started.md", "bash"): "system/test_getting_started.py",
     ("docs/getting-started.md", "python"): "system/test_getting_started.py",
+    ("docs/guide/exercises.md", "bash"): "system/test_exercises.py",
     ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",

@@ -77,19 +77,23 @@ def find_broken_links(browser: Chrome, links: Iterable[str]) -> list[str]:
 
 
 class Keyboard:
-    """A page that is used by keyboard alone, from its title on.
+    """A page that is used by keyboard alone, from one of its headings on.
 
     Attributes:
         page: the browser that shows it.
+        heading: the selector of the heading.
     """
 
-    def __init__(self, page: Chrome) -> None:
+    def __init__(self, page: Chrome, heading: str = "h1") -> None:
         self.page = page
-        self.focus_title()
+        self.heading = heading
+        self.focus_heading()
 
-    def focus_title(self) -> None:
-        """Go to the title."""
-        self.page.execute_script("document.querySelector('h1 .headerlink').focus()")
+    def focus_heading(self) -> None:
+        """Go to the heading."""
+        self.page.execute_script(
+            "document.querySelector(arguments[0]).focus()", f"{self.heading} .headerlink"
+        )
 
     def press_keys(self, *keys: str) -> None:
         """Press keys where the focus is."""

@@ -6,26 +6,33 @@ from selenium.webdriver import Chrome, Keys
 
 from backfill_assets_tests.ui.guide_pages import MOST, Keyboard
 
+#: The page that has all of them, and the sketch and the quiz.
+PAGE = "guide/simulators.html"
 #: What a control is called: its label, or what stands on it.
 _NAME = """(at.labels && at.labels.length ? at.labels[0].textContent
     : at.getAttribute("aria-label") || at.textContent)"""
 
 
 class Simulator(Keyboard):
-    """The simulator of a page."""
+    """One of the simulators of the page.
 
-    def __init__(self, browser: Chrome, address: str) -> None:
-        browser.get(address)
-        super().__init__(browser)
+    Attributes:
+        root: the selector of what it is in.
+    """
+
+    def __init__(self, browser: Chrome, site: str, root: str, heading: str) -> None:
+        browser.get(f"{site}/{PAGE}")
+        super().__init__(browser, heading)
+        self.root = root
 
     def go_to(self, name: str) -> None:
-        """TAB from the title to a control.
+        """TAB from the heading to a control.
 
         Raises:
             AssertionError: TAB does not stop there.
         """
-        self.focus_title()
-        self.tab_to(f"{_NAME} === {name!r}")
+        self.focus_heading()
+        self.tab_to(f"at.closest({self.root!r}) && {_NAME} === {name!r}")
 
     def press_at(self, name: str, *keys: str) -> None:
         """Go to a control, and press keys there; SPACE, if none are given."""
@@ -51,12 +58,12 @@ class Simulator(Keyboard):
     @property
     def status_text(self) -> str:
         """What a screen reader was told last."""
-        return self._inner_text("[role=status]")
+        return self._inner_text(f"{self.root} [role=status]")
 
     @property
     def visible_text(self) -> str:
         """All that the simulator shows."""
-        return self._inner_text("#simulator")
+        return self._inner_text(self.root)
 
     def _inner_text(self, selector: str) -> str:
         return self.page.execute_script(

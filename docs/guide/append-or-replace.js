@@ -111,4 +111,4 @@ function page(root) {
   draw();
 }
 
-page(document.getElementById("simulator"));
+page(document.getElementById("sim-append"));

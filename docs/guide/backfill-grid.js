@@ -167,4 +167,4 @@ function page(root) {
   reset();
 }
 
-page(document.getElementById("simulator"));
+page(document.getElementById("sim-grid"));

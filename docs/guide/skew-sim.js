@@ -75,4 +75,4 @@ function page(root) {
   draw();
 }
 
-page(document.getElementById("simulator"));
+page(document.getElementById("sim-skew"));

@@ -33,7 +33,7 @@ function page(root) {
     change({ missing: value }));
   const run = number("The run is of day", [1, ARRIVALS, FIRST.run], (value) => change({ run: value }));
   const fields = {
-    id: element("input", { id: "order", value: "G", size: 3, maxlength: 3 }),
+    id: element("input", { id: "window-order", value: "G", size: 3, maxlength: 3 }),
     event: number("Event day", [1, EVENTS, 4]),
     logged: number("Arrival day", [1, ARRIVALS, 6]),
     amount: number("Amount", [1, 99, 20]),
@@ -137,7 +137,7 @@ function page(root) {
       "correction, ✗ late and dropped, … not loaded yet"),
     places.days,
     element("fieldset", {}, element("legend", {}, "Add a line, or a version of an order that is there"),
-      element("p", { class: "control" }, element("label", { for: "order" }, "Order"), fields.id),
+      element("p", { class: "control" }, element("label", { for: "window-order" }, "Order"), fields.id),
       fields.event.box, fields.logged.box, fields.amount.box, button("Add", add)),
     element("fieldset", {}, element("legend", {}, "A transform that takes the lines of the last two days"), run.box, clock),
     element("p", {}, button("Reset", reset)),
@@ -146,4 +146,4 @@ function page(root) {
   reset();
 }
 
-page(document.getElementById("simulator"));
+page(document.getElementById("sim-window"));
