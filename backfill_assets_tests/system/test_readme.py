@@ -432,17 +432,16 @@ def test_every_table_and_column_is_explained():
         r"^### ", PAGES["docs/tables.md"].partition("## The columns")[2], flags=re.M
     )
     columns_by_table = {
-        section.partition("\n")[0].strip("`"): re.findall(
-            r"^\| `(\w+)` \| (\S+) \| (yes|no) \| (.+) \|$", section, re.MULTILINE
-        )
+        name: re.findall(r"^- `(\w+)` (\S+?)(, may be null)?: (.+)$", section, re.MULTILINE)
         for section in sections[1:]
+        for name in re.findall(r"`(\w+)`", section.partition("\n")[0])
     }
     assert columns_by_table == {
         table.name: [
             (
                 name,
                 column.dtype.type.simpleString(),
-                "yes" if column.nullable else "no",
+                ", may be null" if column.nullable else "",
                 column.description,
             )
             for name, column in table.columns.items()
