@@ -239,7 +239,7 @@ def test_the_readme_is_short():
     ],
 )
 def test_the_words_that_people_search_for_are_in_the_glossary(word):
-    assert re.search(rf"^\| \*[^|]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
+    assert re.search(rf"^- \*[^:]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
 
 
 def test_there_is_no_other_kind_of_block():
