@@ -79,7 +79,7 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     assert "- The backfill: complete and reconciled." in post_mortem
     assert "- fact_daily_orders: 3 computed: 3 written." in post_mortem
     assert unfilled_sections(post_mortem) == [*SECTIONS]
-    assert "\n\nA row is there once a day: fact_daily_orders by customer_id.\n\n" in runbook
+    assert "\n\nKeys within a day: fact_daily_orders by customer_id.\n\n" in runbook
     blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
     assert blocks == [
         "backfill-assets plan FIRST...LAST --select fact_daily_orders --pilot-days 1 --reason WHY",

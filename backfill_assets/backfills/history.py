@@ -485,7 +485,7 @@ def _key_sentence(history: BackfillHistory) -> Iterator[str]:
     """What identifies a row within its day, of the tables that the plan computes."""
     if history.plan is not None and history.plan.keys:
         keys = (f"{table} by {', '.join(columns)}" for table, columns in history.plan.keys.items())
-        yield f"A row is there once a day: {escape_markdown('; '.join(keys))}."
+        yield f"Keys within a day: {escape_markdown('; '.join(keys))}."
 
 
 def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:
