@@ -414,10 +414,10 @@ def test_every_alert_and_every_state_is_explained():
     source = (PROJECT / "backfill_assets/monitoring/incidents.py").read_text()
     kinds = {"run failed", *re.findall(r"(?:add_incidents|Incident)\(\s*\"([a-z ]+)\"", source)}
     states, _, alerts = PAGES["docs/monitoring.md"].partition("\n## Alerts\n")
-    assert set(re.findall(r"^\| `([a-z ]+)` \|", alerts, re.MULTILINE)) >= kinds
+    assert set(re.findall(r"^- `([a-z ]+)`: ", alerts, re.MULTILINE)) >= kinds
     assert len(kinds) > 8
     for state in DayState:
-        assert f"\n| `{state.value}` |" in states
+        assert f"\n- `{state.value}`: " in states
 
 
 def test_every_verdict_is_explained():
