@@ -142,7 +142,7 @@ def test_a_plan_from_a_file(instance, capsys, tmp_path):
         ("days: 2024-01-02\n? [reason]\n: a", "line 2 is no option with a value or a list"),
         ("days: 2024-01-02\nreason: a\ndays: 2024-01-03", "days is there again in line 3: leave"),
         ("start: 2024-01-02\nend:\n", "give `days`, or `start` and `end`"),
-        ("days: 2024-01-02\nmax-parallel: 9", "9 is not in the range 1<=x<=7"),
+        ("days: 2024-01-02\nmax-parallel: 9", "9 is not in the range 1<=x<=8"),
     ):
         file.write_text(text)
         assert message in usage_error(capsys, "plan", "--from", str(file))
@@ -195,7 +195,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--pilot-days", "-1"], "-1 is not in the range x>=0"),
         (["--chunk-days", "-1"], "-1 is not in the range x>=0"),
         (["--chunk-days", "even"], "'even' is not a valid integer range"),
-        (["--max-parallel", "8"], "8 is not in the range 1<=x<=7"),
+        (["--max-parallel", "9"], "9 is not in the range 1<=x<=8"),
         (["--max-parallel", "many"], "'many' is not a valid integer range"),
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
     ):

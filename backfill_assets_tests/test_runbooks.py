@@ -39,7 +39,8 @@ def complete_plan(instance, id_: str, reason: str):
     """A plan that was launched and is complete, as far as its own record says."""
     state = save_plan(instance, id_)
     parameters = state.plan.parameters.model_copy(update={"reason": reason, "pilot_days": 1})
-    state.plan = state.plan.model_copy(update={"parameters": parameters})
+    keys = {"fact_daily_orders": ("customer_id",)}
+    state.plan = state.plan.model_copy(update={"parameters": parameters, "keys": keys})
     state.attempt, state.stage, state.began, state.took = 1, 1, time.time(), 61.0
     state.ended, state.complete = "complete and reconciled", True
     state_store.save(instance, state)
@@ -78,6 +79,7 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     assert "- The backfill: complete and reconciled." in post_mortem
     assert "- fact_daily_orders: 3 computed: 3 written." in post_mortem
     assert unfilled_sections(post_mortem) == [*SECTIONS]
+    assert "\n\nKeys within a day: fact_daily_orders by customer_id.\n\n" in runbook
     blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
     assert blocks == [
         "backfill-assets plan FIRST...LAST --select fact_daily_orders --pilot-days 1 --reason WHY",

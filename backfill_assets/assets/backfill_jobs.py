@@ -42,7 +42,7 @@ class BackfillConfig(dg.Config):
         description="Stages of so many days, each reconciled; 0 for one. If it is left out: one, "
         "or stages of about the same work if the days differ much.",
     )
-    max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
+    max_parallel: int = Field(0, description="Runs at a time, 1 to 8; 0 for the queue's limit.")
     max_retries: int | None = Field(
         None, description="Retries of a run that dies; if left out: as dagster.yaml says."
     )

@@ -167,7 +167,7 @@ class BackfillRequest(BaseModel, frozen=True):
     tables: tuple[str, ...] = ()
     pilot_days: int = Field(default=0, ge=0)
     chunk_days: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    max_parallel: int | None = Field(default=None, ge=1, le=7)
+    max_parallel: int | None = Field(default=None, ge=1, le=8)
     max_retries: int | None = Field(default=None, ge=0)
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = False

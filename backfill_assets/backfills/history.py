@@ -473,11 +473,19 @@ def render_runbook(history: BackfillHistory) -> str:
         f"# Runbook, after {escape_markdown(history.name)}",
         f"When: {reason}",
         f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{REASON}`.",
+        *_key_sentence(history),
         *(f"## {number}. {what}\n\n{_command_block(command)}" for number, (what, command) in steps),
         "## What it took the last time",
         markdown_table(("what", "took", "outcome"), rows),
         f"Days written: {format_changed_days(history) or 'none'}",
     )
+
+
+def _key_sentence(history: BackfillHistory) -> Iterator[str]:
+    """What identifies a row within its day, of the tables that the plan computes."""
+    if history.plan is not None and history.plan.keys:
+        keys = (f"{table} by {', '.join(columns)}" for table, columns in history.plan.keys.items())
+        yield f"Keys within a day: {escape_markdown('; '.join(keys))}."
 
 
 def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:

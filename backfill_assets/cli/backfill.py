@@ -71,7 +71,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--max-parallel",
-                type=click.IntRange(1, 7),
+                type=click.IntRange(1, 8),
                 help="So many runs at a time; else what the run queue allows.",
             ),
             click.option(

@@ -35,7 +35,7 @@ class ShadowConfig(dg.Config):
     tables: list[str] = Field([], description="With what follows from them; all if empty.")
     pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
     chunk_days: int = Field(0, description="Stages of so many days; 0 for one.")
-    max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for one.")
+    max_parallel: int = Field(0, description="Runs at a time, 1 to 8; 0 for one.")
     reason: str = Field("", description="Why, for the record.")
 
 

@@ -42,9 +42,9 @@ class Row:
 
 
 def missing_places(where: str) -> list[str]:
-    """What a last column names that is not there: no table, command, setting or name of the API.
+    """What a row's brackets name that is not there: no table, command, setting or name of the API.
 
-    Links are left to the test of all links. A column that names nothing at all is one as well.
+    Links are left to the test of all links. Brackets that name nothing at all are told as well.
     """
     spans = re.findall(r"`([^`]+)`", where)
     if not spans and "](" not in where:
@@ -53,11 +53,10 @@ def missing_places(where: str) -> list[str]:
 
 
 def _read_rows() -> tuple[Row, ...]:
-    cells = re.findall(r"^\| (.+?) \| (.+) \| (.+?) \|$", PAGES[PAGE], re.MULTILINE)
+    cells = re.findall(r"^- (\*.+?): (.+) \((.+)\)$", PAGES[PAGE], re.MULTILINE)
     return tuple(
         Row(tuple(re.sub(r"[*`]", "", words).split(", ")), meaning, where)
         for words, meaning, where in cells
-        if words.startswith("*")
     )
 
 

@@ -241,7 +241,7 @@ def test_the_readme_is_short():
     ],
 )
 def test_the_words_that_people_search_for_are_in_the_glossary(word):
-    assert re.search(rf"^\| \*[^|]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
+    assert re.search(rf"^- \*[^:]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
 
 
 def test_there_is_no_other_kind_of_block():
@@ -384,10 +384,8 @@ def test_closed_days_are_what_the_sample_says(published, python_blocks):
 
 
 def test_every_setting_has_a_row():
-    """The table of settings has every variable, with its default."""
-    rows = dict(
-        re.findall(r"^\| `([A-Z_]+)` \| ([^|]+?) \|", PAGES["docs/settings.md"], re.MULTILINE)
-    )
+    """The list of settings has every variable, with its default."""
+    rows = dict(re.findall(r"^- `([A-Z_]+)` \((.+?)\): ", PAGES["docs/settings.md"], re.MULTILINE))
     variables = {
         "SPARK_REMOTE" if name == "spark_remote" else f"{PREFIX}{name.upper()}": info.default
         for name, info in Settings.model_fields.items()
@@ -418,10 +416,10 @@ def test_every_alert_and_every_state_is_explained():
     source = (PROJECT / "backfill_assets/monitoring/incidents.py").read_text()
     kinds = {"run failed", *re.findall(r"(?:add_incidents|Incident)\(\s*\"([a-z ]+)\"", source)}
     states, _, alerts = PAGES["docs/monitoring.md"].partition("\n## Alerts\n")
-    assert set(re.findall(r"^\| `([a-z ]+)` \|", alerts, re.MULTILINE)) >= kinds
+    assert set(re.findall(r"^- `([a-z ]+)`: ", alerts, re.MULTILINE)) >= kinds
     assert len(kinds) > 8
     for state in DayState:
-        assert f"\n| `{state.value}` |" in states
+        assert f"\n- `{state.value}`: " in states
 
 
 def test_every_verdict_is_explained():
@@ -434,17 +432,16 @@ def test_every_table_and_column_is_explained():
         r"^### ", PAGES["docs/tables.md"].partition("## The columns")[2], flags=re.M
     )
     columns_by_table = {
-        section.partition("\n")[0].strip("`"): re.findall(
-            r"^\| `(\w+)` \| (\S+) \| (yes|no) \| (.+) \|$", section, re.MULTILINE
-        )
+        name: re.findall(r"^- `(\w+)` (\S+?)(, may be null)?: (.+)$", section, re.MULTILINE)
         for section in sections[1:]
+        for name in re.findall(r"`(\w+)`", section.partition("\n")[0])
     }
     assert columns_by_table == {
         table.name: [
             (
                 name,
                 column.dtype.type.simpleString(),
-                "yes" if column.nullable else "no",
+                ", may be null" if column.nullable else "",
                 column.description,
             )
             for name, column in table.columns.items()
