@@ -181,7 +181,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@touch $@
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@touch site/.built # the tests of the pages read this build while nothing newer is in docs/
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
 

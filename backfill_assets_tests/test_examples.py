@@ -22,6 +22,21 @@ DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES, *growth.TA
 TABLES = {item.name: item for item in DECLARED if isinstance(item, Derived)}
 SOURCES = {item.name: item for item in DECLARED if isinstance(item, Source)}
 LONGEST = 40
+#: What pages show of the modules of the customers.
+SHOWN = {
+    "customers": code_blocks("docs/customers.md", "python"),
+    "neighbours": code_blocks("docs/neighbours.md", "python"),
+    "training-sets": code_blocks("docs/training-sets.md", "python"),
+}
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_what_a_page_shows_is_a_part_of_a_module(page):
+    folder = Path(customers.__file__).parent
+    modules = [" ".join(path.read_text().split()) for path in folder.glob("*.py")]
+    assert SHOWN[page]
+    for block in SHOWN[page]:
+        assert any(" ".join(block.split()) in module for module in modules), block
 
 
 def code_lines(path: Path) -> dict[str, tuple[int, set[str]]]:

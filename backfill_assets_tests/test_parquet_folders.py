@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.imports.external_table import list_parquet_files, read_files
 from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError
-from backfill_assets.imports.landing_files import SourceLines, map_rows
+from backfill_assets.imports.landing_files import SourceLines, map_rows, names_in
 from backfill_assets.orders.tables import ORDER_LINES
 
 
@@ -176,9 +176,24 @@ def test_a_column_that_spark_cannot_read_becomes_no_field(spark, tmp_path):
             map_fields(**fields)
         assert problem in str(refused.value)
         assert "columns that Spark cannot read: Customer_ID (time64[us])" in str(refused.value)
+    assert map_fields(customer_id="null").unused == []
+    assert map_fields(customer_id="null", order_id="amount").unused == ["order_id"]
     (row,) = map_fields(customer_id="null").rows.collect()
     assert row["customer_id"] is None
     assert map_fields(customer_id="null").rows.schema["customer_id"].dataType == T.StringType()
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("`Order ID`", {"order id"}),
+        ("round(Revenue, 2)", {"round", "revenue", "2"}),
+        ("concat('it\\'s id', \"job\", note)", {"concat", "note"}),
+        ("`a``b`.c", {"a`b", "c"}),
+    ],
+)
+def test_the_columns_that_an_expression_is_made_of_are_used(expression, names):
+    assert names_in(expression) == names
 
 
 def test_what_pandas_writes_is_read(spark, tmp_path):

@@ -34,8 +34,8 @@ from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.orders.tables import ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, Pipeline, day, order
+from backfill_assets_tests.own_tables import my_partials
 
 ROWS = "run_date DATE, k STRING, n LONG, amount DECIMAL(18,2), at TIMESTAMP, kept LONG"
 
@@ -109,6 +109,11 @@ class Spend(pa.DataFrameModel):
 CHECKS = [conserves_total("orders", None, "orders"), conserves_total("orders", "amount", "spend")]
 
 
+def name_customers(orders: DataFrame) -> DataFrame:
+    """The column of the key has no null."""
+    return orders.withColumn("customer_id", F.coalesce("customer_id", F.lit("unknown")))
+
+
 def select_spend(rows: DataFrame) -> DataFrame:
     return rows.select(
         F.col("for_day").alias("run_date"),
@@ -121,9 +126,9 @@ def select_spend(rows: DataFrame) -> DataFrame:
 @table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
 def spend_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(5))]) -> DataFrame:
     return select_spend(
-        orders.groupBy("for_day", "customer_id").agg(
-            F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("spend")
-        )
+        name_customers(orders)
+        .groupBy("for_day", "customer_id")
+        .agg(F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("spend"))
     )
 
 
@@ -131,8 +136,9 @@ def spend_by_copies(orders: Annotated[DataFrame, Reads(STAGED, last_days(5))]) -
 def spend_by_partials(
     orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
 ) -> DataFrame:
+    named = orders.withColumn("customer_id", F.coalesce("customer_id", F.lit("unknown")))
     spend = combine_days(
-        orders, "customer_id", orders=PartialAggregate.count(), spend=PartialAggregate.sum("amount")
+        named, "customer_id", orders=PartialAggregate.count(), spend=PartialAggregate.sum("amount")
     )
     return spend.withColumnRenamed("for_day", "run_date")
 
@@ -142,7 +148,7 @@ def spend_known_then(
     orders: Annotated[DataFrame, Reads(RAW, last_days(5), as_known=True, each_row_once=True)],
 ) -> DataFrame:
     totals = {"orders": PartialAggregate.count(), "spend": PartialAggregate.sum("amount")}
-    return select_spend(combine_days(orders, ["customer_id"], **totals))
+    return select_spend(combine_days(name_customers(orders), ["customer_id"], **totals))
 
 
 @table(Spend, partition="run_date", key=["customer_id"], totals=["orders", "spend"], checks=CHECKS)
@@ -150,9 +156,9 @@ def spend_known_then_by_copies(
     orders: Annotated[DataFrame, Reads(RAW, last_days(5), as_known=True)],
 ) -> DataFrame:
     return select_spend(
-        orders.groupBy("for_day", "customer_id").agg(
-            F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("spend")
-        )
+        name_customers(orders)
+        .groupBy("for_day", "customer_id")
+        .agg(F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("spend"))
     )
 
 
@@ -212,7 +218,7 @@ def test_a_table_that_reads_each_row_once(engine, spark, tmp_path):
                 f"{n}-{k}",
                 max(1, n - chance.choice((0, 0, 0, 1, 3))),
                 f"{k}.50",
-                chance.choice("ab"),
+                chance.choice(["a", "b", None]),
             )
             for k in range(6)
         ]
@@ -246,9 +252,10 @@ def test_an_aggregate_has_a_name_of_its_own(spark):
 
 
 def test_the_page_declares_a_long_window():
-    page = (PROJECT / "docs" / "own-tables.md").read_text()
-    _, function = inspect.getsource(spend_by_partials.transform).split("\n", 1)
-    assert f"```text\n{function.replace('last_days(5)', 'last_days(90)')}```" in page
+    """The same function, which the page has with ninety days; its sample has customers of null."""
+    _, *function = inspect.getsource(spend_by_partials.transform).splitlines()
+    *_, shown = inspect.getsource(my_partials.spend_by_partials.transform).partition("def ")
+    assert f"def {shown}".replace("last_days(90)", "last_days(5)").splitlines() == function
 
 
 def same_day(orders: Annotated[DataFrame, Reads(STAGED, SAME_DAY, each_row_once=True)]): ...

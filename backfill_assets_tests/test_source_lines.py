@@ -53,6 +53,7 @@ from backfill_assets.transforms.raw_rows import (
     rejected_rows,
 )
 from backfill_assets_tests.helpers.invented_logs import ledger
+from backfill_assets_tests.own_tables import ITEMS
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"
@@ -841,6 +842,10 @@ class TicketItem(pa.DataFrameModel):
 def ticket_items(tickets: Annotated[DataFrame, Reads(TICKETS.staged)]) -> DataFrame:
     items = explode_json(tickets, "items", Item).withColumnRenamed("for_day", "run_date")
     return items.select(*TicketItem.to_schema().columns)
+
+
+def test_the_page_declares_the_items():
+    assert ITEMS in Path(__file__).read_text()
 
 
 # The text of an array; by item, its values, or why it has none.

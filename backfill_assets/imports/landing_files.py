@@ -4,6 +4,7 @@ Values are parsed when the lines are loaded. Here, only columns are refused whos
 a value of the field.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -32,6 +33,8 @@ from backfill_assets.transforms.dedup import business_day, event_day, version_da
 
 #: Column with the arrival day of a row; no field can have this name.
 ARRIVAL_DAY = "_told"
+#: In an expression of Spark's SQL: text in quotes, a name in back-ticks, or a word.
+_WORDS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`((?:[^`]|``)+)`|(\w+)""")
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 _NUMBERS = (T.StringType, T.IntegralType, T.DecimalType)
 #: By type of a field, the column types that the reader of landing files accepts.
@@ -52,7 +55,7 @@ class SourceLines:
     Attributes:
         rows: the fields of the source, in the types of the table, and `ARRIVAL_DAY`.
         absent: nullable fields that the table does not have.
-        unused: columns of the table without a field of the same name.
+        unused: columns of the table that no field is made of.
     """
 
     rows: DataFrame
@@ -99,9 +102,15 @@ def map_rows(
         *(_landing_value(values, source, name) for name in source.fields),
         _arrival_day(values, source, timezone).alias(ARRIVAL_DAY),
     )
-    fields = {name.lower() for name in source.fields}
-    unused = [name for name in rows.columns if name.lower() not in fields]
+    used = {name for expression in expressions.values() for name in names_in(expression)}
+    unused = [name for name in rows.columns if name.lower() not in used]
     return SourceLines(lines, absent, unused)
+
+
+def names_in(expression: str) -> set[str]:
+    """The words of an expression in lower case, no text in quotes: its columns are among them."""
+    words = _WORDS.findall(expression.lower())
+    return {quoted.replace("``", "`") or word for quoted, word in words if quoted or word}
 
 
 def _raise_if_unfit(

@@ -31,7 +31,7 @@ def site_in(folder: Path) -> Path:
     if _STAMP.exists() and _STAMP.stat().st_mtime > _newest_source():
         return _STAMP.parent
     process = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "-d", str(folder)],
         cwd=PROJECT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,

@@ -376,9 +376,11 @@ def test_steps_that_ask_are_in_a_pool(pipeline):
     assert not graph.get(dg.AssetKey(STAGED.name)).pools
 
 
-def test_the_page_shows_the_module():
+def test_the_page_shows_parts_of_the_module():
     module = Path(enrichment.__file__).read_text()
-    assert code_blocks("docs/enrichment.md", "python") == [module]
+    answer, rest = code_blocks("docs/enrichment.md", "python")
+    assert answer in module
+    assert module.endswith(rest)
 
 
 @table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])

@@ -262,7 +262,7 @@ def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
 @pytest.mark.slow
 def test_the_window_has_one_order_as_its_page_has_it(guide):
     """An order of January 5 with two later versions, after the load of each."""
-    text = PAGES["docs/one-order.md"]
+    text = PAGES["docs/late-data.md"]
     lines = re.findall(r"^\| (\d+\.\d+) \| \S+ \| 2024-01-(\d+) \| 2024-01-(\d+) \|", text, re.M)[
         :3
     ]

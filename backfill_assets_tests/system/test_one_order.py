@@ -1,4 +1,4 @@
-"""The values of docs/one-order.md are what the pipeline gives."""
+"""The values of docs/late-data.md on one order are what the pipeline gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backfill_assets.transforms.raw_rows import accepted_rows, read_versions
 from backfill_assets_tests.helpers.docs_pages import PAGES, code_blocks
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
-PAGE = "docs/one-order.md"
+PAGE = "docs/late-data.md"
 ORDERED = date(2024, 1, 5)
 FACTS = ("fact_daily_orders", "fact_daily_orders_current")
 
@@ -32,7 +32,7 @@ def page_files() -> list[tuple[str, str]]:
 
 def page_table(heading: str) -> list[list[str]]:
     """The cells of the table under a heading of the page."""
-    section = PAGES[PAGE].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = PAGES[PAGE].partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     return rows[2:]
 

@@ -42,12 +42,14 @@ ALL = "\n".join(PAGES.values())
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("README.md", "python"): "test_examples.py",
+    ("docs/customers.md", "python"): "test_examples.py",
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
     ("docs/getting-started.md", "bash"): "system/test_getting_started.py",
     ("docs/getting-started.md", "python"): "system/test_getting_started.py",
     ("docs/guide/exercises.md", "bash"): "system/test_exercises.py",
     ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
+    ("docs/neighbours.md", "python"): "test_examples.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_diff.py",
@@ -55,6 +57,7 @@ RUN_ELSEWHERE = {
     ("docs/runbook.md", "yaml"): "test_cli_backfills.py",
     ("docs/settings.md", "yaml"): "test_component.py",
     ("docs/regions.md", "python"): "test_parts.py",
+    ("docs/training-sets.md", "python"): "test_examples.py",
     ("docs/your-project.md", "bash"): "system/test_dbt.py",
     ("docs/your-project.md", "python"): "test_host_project.py",
     ("docs/your-project.md", "sql"): "test_host_project.py",
