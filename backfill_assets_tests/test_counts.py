@@ -14,7 +14,7 @@ from backfill_assets.audit.checks import day_metadata
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.publication import audit_days
-from backfill_assets.publish.types import ComputedDays
+from backfill_assets.publish.types import Candidate, ComputedDays
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
@@ -42,7 +42,8 @@ def test_rows_are_counted_by_day_and_kind(spark):
         )
     )
     plan = make_plan(ledger, [day(0), day(1), day(2)])
-    audited = audit_days(plan, ComputedDays(frame, {}, numbers={day(0): {"seen": 7}}))
+    computed = ComputedDays(frame, {}, numbers={day(0): {"seen": 7}})
+    (audited,) = audit_days([Candidate(plan, computed)]).values()
     assert audited.computed.numbers == {
         day(0): {"seen": 7, "count of open tickets": 2, "count of others, of any kind": 1},
         day(1): {"count of open tickets": 0, "count of others, of any kind": 1},
@@ -54,7 +55,8 @@ def test_the_examples_count_what_is_open_and_what_is_new(spark):
     """Their conditions are SQL over their columns."""
     for table in (labels_daily, customer_lifetime_value):
         frame = spark.createDataFrame([], table.struct_type)
-        audited = audit_days(make_plan(Ledger(table), [day(0)]), ComputedDays(frame, {}))
+        plan = make_plan(Ledger(table), [day(0)])
+        (audited,) = audit_days([Candidate(plan, ComputedDays(frame, {}))]).values()
         numbers = audited.computed.numbers[day(0)]
         assert numbers == {f"count of {kind}": 0 for kind in table.counts} != {}
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.verdicts import DayMetrics, find_violations, judge_days, measure_days
+from backfill_assets.audit.profile import find_violations
+from backfill_assets.audit.verdicts import DayMetrics, judge_days, measure_days
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.tables.derived import Derived
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
@@ -238,7 +239,7 @@ def test_a_change_that_was_taken_before_it_holds_is_known_when_it_holds(spark):
 def failed_checks(table: Derived, frame: DataFrame) -> dict[date, dict[str, str]]:
     """By day, what keeps it from being published, by check."""
     measured_days = {**measure_days(frame, table, [*table.check_constraints.values()])}
-    broken = find_violations(frame, table)
+    broken = find_violations(frame, [table]).get(table.part, {})
     all_of = {
         for_day: DayMetrics(**{**vars(measured), "violations": broken.get(for_day, {})})
         for for_day, measured in measured_days.items()

@@ -28,8 +28,7 @@ from backfill_assets.monitoring.states import MonitoringSnapshot, day_states
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import ComputePlan, RunRequest
 from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.input_digest import SwitchedLedger
-from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.snapshot import Snapshot, SwitchedLedger
 from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets_tests.helpers.pipeline import day

@@ -29,7 +29,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.shadow import switch
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets_tests.helpers.invented_logs import (
     days,

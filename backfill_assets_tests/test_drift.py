@@ -57,7 +57,7 @@ def test_the_bins_are_those_of_powers_of_two(spark):
         (day(2), -1, Decimal("0.00"), False),
     ]
     frame = spark.createDataFrame(rows, WATCHED.struct_type)
-    assert count_values(frame, WATCHED, [day(1)], BOUNDS, ()).histograms == {
+    assert count_values(frame, [WATCHED], [day(1)], BOUNDS, ())[""].histograms == {
         day(1): {
             "count": {"0": 1, "2^0": 1, "2^1": 2},
             "money": {"-2^2": 2, "2^-2": 1, "null": 1},

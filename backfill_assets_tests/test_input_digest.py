@@ -25,7 +25,7 @@ from backfill_assets.orders.tables import (
     REJECTED,
     STAGED,
 )
-from backfill_assets.staleness.input_digest import (
+from backfill_assets.staleness.snapshot import (
     HypotheticalLedger,
     SwitchedLedger,
     input_digests,

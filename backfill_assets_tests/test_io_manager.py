@@ -593,7 +593,7 @@ def test_files_have_the_statistics_that_delta_has(spark, tmp_path, monkeypatch):
     for store in ("a disk", "S3"):
         if store == "S3":
             monkeypatch.setattr(data_files, "_write_parquet", data_files._write_directly)
-        ((file_day, (file,)),) = write_files(frame, url, ["day"]).items()
+        ((file_day, (file,)),) = write_files(frame, url, ["day"])[""].items()
         assert (file_day, file.path.partition("/")[0]) == (day(1), "day=2024-01-01")
         assert json.loads(file.stats) == {
             "numRecords": 2,
@@ -602,7 +602,7 @@ def test_files_have_the_statistics_that_delta_has(spark, tmp_path, monkeypatch):
             "maxValues": {"a": 1, "b": "b", "c": 2.5, "d": "2024-01-02T00:00:00.001Z", "g": True},
         }
     # Of long texts there are no bounds, which could only be wrong.
-    ((_, (file,)),) = write_files(frame.withColumn("b", F.lit(text)), url, ["day"]).items()
+    ((_, (file,)),) = write_files(frame.withColumn("b", F.lit(text)), url, ["day"])[""].items()
     assert "b" not in json.loads(file.stats)["minValues"]
 
 
@@ -654,7 +654,7 @@ def test_a_sum_that_is_no_number_of_64_bits(loaded, spark):
     assert difference.difference_text.startswith("rows +2, orders +12,000,000,000,000,000,000")
     frame = spark.read.format("delta").load(url).withColumn("for_day", F.col("run_date"))
     sums = derived._aggregations(frame, {"orders": "orders", "rows": None})
-    of_day = input_frames.sums_by_day(frame, "for_day", sums, FACT.zero_totals)[day(2)]
+    of_day = input_frames.sums_by_day(frame, "for_day", sums, FACT.zero_totals)[""][day(2)]
     assert of_day == {"orders": 12 * 10**18, "rows": 2}
     assert type(of_day["orders"]) is int
 
@@ -680,7 +680,7 @@ def test_bounds_are_exact_or_not_told(spark, tmp_path):
         columns[f"v{n}"] = f"TIMESTAMP'{value}'" if is_time else value
     selected = ", ".join(f"{value} AS {name}" for name, value in columns.items())
     frame = spark.sql(f"SELECT DATE'2024-01-01' AS day, {selected}")
-    ((_, (file,)),) = write_files(frame, str(tmp_path / "any"), ["day"]).items()
+    ((_, (file,)),) = write_files(frame, str(tmp_path / "any"), ["day"])[""].items()
     stats = json.loads(file.stats)
     for name, (_, bounds) in zip(columns, BOUNDS, strict=True):
         told = [stats[kind][name] for kind in ("minValues", "maxValues") if name in stats[kind]]

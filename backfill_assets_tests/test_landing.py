@@ -20,7 +20,8 @@ import pytest
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import files as reading
-from backfill_assets.landing.files import Control, LandingFiles, probe_files, read_lines
+from backfill_assets.landing.files import LandingFiles, probe_files, read_lines
+from backfill_assets.landing.formats import Control
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES

@@ -43,6 +43,7 @@ from backfill_assets.calendar.late_data import ArrivalDays, Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import last_days
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
 from backfill_assets.imports import landing_files as imported_files
@@ -68,6 +69,7 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table_function import table
 from backfill_assets.transforms import dedup
+from backfill_assets.transforms.lateness import lateness_figures
 from backfill_assets.transforms.raw_rows import (
     REASON,
     FileCounts,
@@ -78,6 +80,7 @@ from backfill_assets.transforms.raw_rows import (
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.publish_rows import make_plan
 
 
 class VisitLine(pa.DataFrameModel):
@@ -266,7 +269,7 @@ def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, becam
     late = staging.late_lines(frame, VISITS, 2, keep=keep)
     VISITS.late.conform_frame(late)
     assert late.count() == (2 if keep else 0)
-    expectations = staging.late_expectations(frame, VISITS, WEEK, 2, day(2), keep=keep)
+    (expectations,) = staging.late_expectations(frame, [(VISITS, day(2))], WEEK, 2, keep=keep)
     expectation = expectations[day(5)]
     assert expectation.entries == {
         "raw": 3,
@@ -291,13 +294,15 @@ def test_staged_books_count_for_themselves(spark):
         spark, [visit_row(A1, 1, 1), visit_row(A1, 2, 1, sent=5), visit_row(A2, 1, 1)]
     )
     rows = dedup.rank_in_window(dedup.rank_lines(frame, VISITS, 1, corrects=True), VISITS, WEEK, 1)
-    expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
+    (staged,) = staging.staged_expectations(frame, rows, WEEK, 1, [VISITS.staged])
+    expectation = staged[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
     # Of what is made of all that is known, a table with the rows of its input has as many.
     ranked = dedup.rank_lines(frame, VISITS, 1, corrects=True)
     known = dedup.rank_all(ranked, VISITS, WEEK, 1, corrects=True)
     kept_now = current_table(kept_visits)
-    expectation = derived.current_expectations(kept_now, frame, known, ONE_DAY, POLICY)[day(1)]
+    (now,) = derived.current_expectations([kept_now], frame, known, ONE_DAY, POLICY)
+    expectation = now[day(1)]
     assert (expectation.rows, expectation.totals) == (2, {})
 
 
@@ -318,7 +323,7 @@ def test_lateness_without_money(spark):
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
     log_window = Window(day(3), day(4))
     policy = replace(POLICY, window_days=1)
-    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, policy)
+    figures = lateness_figures(frame, rejected, [VISITS.lateness], log_window, policy)
     VISITS.lateness.conform_frame(figures)
     (row,) = (row.asDict() for row in figures.collect())
     nothing = Decimal("0.00")
@@ -337,9 +342,11 @@ def test_lateness_without_money(spark):
         **by_delay((nothing, delay) for delay in (0, 1, 2, 2)),
     }
     assert staging.day_figures(row)["beyond window amount"] == 0
-    expectation = staging.lateness_expectations(
-        {day(3): row}, frame, rejected, VISITS, log_window, policy, {day(2)}
-    )[day(3)]
+    rows = {"": {day(3): row}}
+    (expectations,) = staging.lateness_expectations(
+        rows, frame, rejected, [VISITS.lateness], log_window, policy, {"": {day(2)}}
+    )
+    expectation = expectations[day(3)]
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
     assert "have no published raw_visits;" in expectation.warnings[0]
@@ -359,7 +366,7 @@ def test_lines_that_wait_for_the_next_arrival_day_are_not_late(spark):
         POLICY, window_days=14, arrives_after=1, arrival_days=ArrivalDays.parse("mon-fri")
     )
     log_window = Window(day(8), day(10))
-    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, policy)
+    figures = lateness_figures(frame, rejected, [VISITS.lateness], log_window, policy)
     by_day = {row["log_date"].day: row.asDict() for row in figures.collect()}
     # Logged on Monday, lines of Thursday and Wednesday were due on Friday and Thursday. Logged on
     # Tuesday, lines of Friday to Sunday were due a day before, those of Thursday on Friday.
@@ -368,10 +375,11 @@ def test_lines_that_wait_for_the_next_arrival_day_are_not_late(spark):
     assert [by_day[n]["delay_days_max"] for n in (8, 9)] == [4, 366]
     assert [by_day[n]["delays"] for n in (8, 9)] == [[1, 3, 4, 5], [1, 2, 4, 5, 367]]
     tuesday = Window(day(9), day(10))
-    alone = staging.lateness_figures(frame, rejected, VISITS, tuesday, policy)
+    alone = lateness_figures(frame, rejected, [VISITS.lateness], tuesday, policy)
     assert [row.asDict() for row in alone.collect()] == [by_day[9]]
-    expected = staging.lateness_expectations(
-        {day(n): by_day[n] for n in (8, 9)}, frame, rejected, VISITS, log_window, policy
+    rows_by_part = {"": {day(n): by_day[n] for n in (8, 9)}}
+    (expected,) = staging.lateness_expectations(
+        rows_by_part, frame, rejected, [VISITS.lateness], log_window, policy, {}
     )
     assert not any(expectation.problems for expectation in expected.values())
 
@@ -433,14 +441,16 @@ def test_sums_of_the_largest_amounts(spark):
     ]
     raw = dedup.with_event_day(spark.createDataFrame(rows, source.raw.struct_type), source, "UTC")
     rejected = spark.createDataFrame([], "arrival_date DATE")
-    frame = staging.lateness_figures(
-        raw, rejected, source, Window(day(3), day(4)), replace(POLICY, window_days=1)
+    one_day = Window(day(3), day(4))
+    frame = lateness_figures(
+        raw, rejected, [source.lateness], one_day, replace(POLICY, window_days=1)
     )
     source.lateness.conform_frame(frame)
     (row,) = frame.collect()
     assert row["late_amount"] == row["beyond_amount"] == row["amount_by_delay"][0]
     assert str(row["late_amount"]) == "1" + "9" * 27 + "8"
-    expectation = staging.late_expectations(raw, source, WEEK, 1, START)[day(3)]
+    (expectations,) = staging.late_expectations(raw, [(source, START)], WEEK, 1)
+    expectation = expectations[day(3)]
     assert expectation.entries["late amount"] == row["late_amount"]
     (measured,) = measure_days(raw.select(*source.raw.columns), source.raw).values()
     assert measured.totals == {"amount": row["late_amount"]}
@@ -644,7 +654,7 @@ def test_a_table_has_as_many_rows_as_its_input_without_a_total():
     commit = record(1, days(1), rows=7)
     source = TableSnapshot(ledger(VISITS.staged, commit), needs_same_day=False, read=raise_if_read)
     frames = {"visits": None}  # the commit says how many rows there are
-    expected = derived.derived_expectations(kept_visits, {"visits": source}, frames, ONE_DAY)
+    (expected,) = derived.derived_expectations(kept_visits, [{"visits": source}], frames, ONE_DAY)
     assert expected == {day(1): Expectation(entries={"expected number of rows": 7}, rows=7)}
     (equation,) = kept_visits.layer_equations
     assert [(figure.table, figure.name) for figure in equation] == [
@@ -712,9 +722,11 @@ def parse_landing(spark, landing: Path, source: Source) -> tuple[ParsedFiles, se
     """The parsed files of the day, and the names of those that have lines."""
     deployment = Deployment(load_settings(landing=str(landing)))
     with cache_frames() as cache:
-        loader = raw_load.RawLoader(deployment, source, None, cache, frozenset())
-        listing = loader.list_folders([CLOCKS_BACK])
-        parsed = loader.parse_files(lambda: spark, Window(CLOCKS_BACK, CLOCKS_BACK + DAY), listing)
+        loader = raw_load.RawLoader(deployment, {"": source}, None, cache, frozenset())
+        listing = loader.list_folders(source, [CLOCKS_BACK])
+        plan = make_plan(Ledger(source.raw), [CLOCKS_BACK])
+        load = raw_load.PlannedLoad(plan, plan.ledger, listing, {}, {})
+        parsed = loader.parse_files(lambda: spark, [load])[""]
         return parsed, {row["source_file"] for row in parsed.lines.collect()}
 
 
@@ -935,7 +947,7 @@ def test_dates_decide_versions_and_lateness(spark):
     assert [(row["l_orderkey"], row["event_date"]) for row in late] == [(2, day(5))]
     nothing = spark.createDataFrame([], "arrival_date DATE")
     log_window = Window(day(8), day(9))
-    (figures,) = staging.lateness_figures(frame, nothing, ITEMS, log_window, POLICY).collect()
+    (figures,) = lateness_figures(frame, nothing, [ITEMS.lateness], log_window, POLICY).collect()
     assert (figures["late_lines"], figures["beyond_lines"]) == (1, 1)
     assert (figures["delay_days_max"], figures["delay_minutes_max"]) == (3, 24 * 60)
     # An import counts them by the same days, also where the table has text.
@@ -979,7 +991,7 @@ def test_a_date_beside_a_time_begins_in_the_business_zone(spark):
     log_window = Window(day(3), day(5))
     late = raw.withColumn("log_date", F.date_add("log_date", 1))
     frame = dedup.with_event_day(late, source, zone)
-    figures = staging.lateness_figures(frame, nothing, source, log_window, POLICY).collect()
+    figures = lateness_figures(frame, nothing, [source.lateness], log_window, POLICY).collect()
     # The evening is 22 hours into its day; the other line was sent before its day began.
     assert [row["delay_minutes_max"] for row in figures] == [22 * 60, 0]
 

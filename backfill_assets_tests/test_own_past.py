@@ -29,8 +29,7 @@ from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.orders.tables import FACT, LATE, ORDERS, RAW, STAGED, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.assess import assess
-from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.snapshot import Snapshot, input_digests
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import Code
@@ -354,7 +353,7 @@ def test_a_run_with_a_process_of_its_own_starts_its_session_before_it_names_a_co
     monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
     with pytest.raises(_StartedError):
         input_frames(
-            balance, dict.fromkeys(balance.reads, _Unread()), Window(day(0), day(2)), "UTC"
+            balance, [dict.fromkeys(balance.reads, _Unread())], Window(day(0), day(2)), "UTC"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -835,7 +835,7 @@ def test_production_publishes_what_it_is_given():
     publisher = make_publisher()
     own = ledger(FACT, built(0, days(1)))
     plan = plan_facts(own, staged(staged_record(0, days(1))), numbers=[1, 2])
-    results = Destination("/warehouse").deliver(publisher, Candidate(plan))
+    ((_, results),) = Destination("/warehouse").deliver(publisher, [Candidate(plan)])
     assert [(r.day, r.outcome, r.version) for r in results] == [
         (day(1), Outcome.IDENTICAL, 0),
         (day(2), Outcome.FAILED, None),
@@ -867,6 +867,13 @@ def test_ranges_show_that_days_are_equal_alone(published, alone, is_enough):
     assert has_shown_equal_days(commits, "code") is is_enough
     # Later commits take nothing away from it.
     assert has_shown_equal_days([*commits, record(9, days(7))], "code") is is_enough
+
+
+def test_a_day_shows_it_among_other_parts():
+    commit = equal_days_record(1, {1: 1}, (1,))
+    assert not has_shown_equal_days([commit], "code")
+    assert has_shown_equal_days([commit], "code", needs_range=False)
+    assert not has_shown_equal_days([equal_days_record(1, {1: 1}, ())], "code", needs_range=False)
 
 
 @pytest.mark.parametrize(
@@ -978,8 +985,9 @@ def test_no_range_of_few_filled_days_lets_a_function_pass_that_mixes_days(functi
 class FailingStep(table_asset._TableStep):
     """Its days are planned without a table."""
 
-    def _plan(self, request: RunRequest) -> tuple[ComputePlan, table_asset.AssetInputs]:
-        return make_plan(Ledger(FACT), request.window), Mock(references={})
+    def _plan(self, requests: Mapping[str, RunRequest]) -> list[table_asset._Part]:
+        plan = make_plan(Ledger(FACT), requests[""].window)
+        return [table_asset._Part(plan, Mock(references={}))]
 
 
 @dataclass(frozen=True)
@@ -989,12 +997,15 @@ class FailingDestination(Destination):
     fail: Callable[[Window], None]
     published: list[Window]
 
-    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+    def deliver(
+        self, publisher: Publisher, candidates: Sequence[Candidate]
+    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
+        (candidate,) = candidates
         if candidate.computed:
             with explain_spark_errors(FACT, candidate.plan.days):
                 self.fail(candidate.plan.days)
             self.published.append(candidate.plan.days)
-        return list_results(candidate.plan)
+        yield candidate, list_results(candidate.plan)
 
 
 def deliver_days(
@@ -1008,16 +1019,17 @@ def deliver_days(
         if {*window} & {*bad_days}:
             raise error
 
-    def compute_days(inputs: Any, cache: Any, window: Window) -> ComputedDays:
+    def compute_days(inputs: Any, cache: Any, window: Window) -> list[ComputedDays]:
         if not at_audit:
             fail(window)
-        return ComputedDays(Mock(), {})
+        return [ComputedDays(Mock(), {})]
 
     destination = FailingDestination("/warehouse", fail if at_audit else lambda _: None, [])
     publisher = make_publisher().with_destination(destination)
     deployment = Mock(settings=Mock(check_independence=False))
-    step = FailingStep(deployment, FACT, compute_days, publisher, {}, Mock())
-    delivered = publisher.deliver_all(step.compute(RunRequest(Window(day(1), day(6)), RUN)))
+    step = FailingStep(deployment, {"": FACT}, compute_days, publisher, {}, Mock())
+    request = RunRequest(Window(day(1), day(6)), RUN)
+    delivered = publisher.deliver_all(step.compute({"": request}))
     reasons = {
         result.day: result.verdict.failure_reasons for _, results in delivered for result in results
     }

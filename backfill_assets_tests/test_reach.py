@@ -35,7 +35,7 @@ from backfill_assets.calendar.reach import (
 )
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.tables import RAW
-from backfill_assets.staleness.input_digest import HypotheticalLedger
+from backfill_assets.staleness.snapshot import HypotheticalLedger
 from backfill_assets_tests.helpers.invented_logs import days, ledger, make_measured, record
 from backfill_assets_tests.helpers.pipeline import day
 

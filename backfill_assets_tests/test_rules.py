@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from backfill_assets import Reads, current_table, forbids_rows, no_leaks, nullable_column, table
-from backfill_assets.audit.verdicts import RefusedError, Violation, find_violations
+from backfill_assets.audit.profile import find_violations
+from backfill_assets.audit.verdicts import RefusedError, Violation
 from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish.publication import audit_days
-from backfill_assets.publish.types import ComputedDays
+from backfill_assets.publish.types import Candidate, ComputedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.invented_logs import ledger
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
@@ -140,15 +141,13 @@ def make_frame(spark, *rows: tuple) -> DataFrame:
 
 def test_offences_of_several_days_and_checks(spark):
     rows = [(2, f"c{n}", "1.00", "2.00") for n in range(4)]
-    result = find_violations(
-        make_frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00")), spans
-    )
-    assert result == {
+    frame = make_frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00"))
+    assert find_violations(frame, [spans])[""] == {
         day(1): {"beyond": Violation(1, ("(a)",))},
         day(2): {"same_least": Violation(4, ("(c0)", "(c1)", "(c2)"))},
     }
-    assert find_violations(make_frame(spark), spans) == {}
-    assert find_violations(make_frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
+    assert find_violations(make_frame(spark), [spans]) == {}
+    assert find_violations(make_frame(spark, (1, "a", "1.00", "1.00")), [STAGED]) == {}
 
 
 def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
@@ -164,7 +163,7 @@ def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
 
     checked_table, built = build
     with pytest.raises(RefusedError, match=r"lost found rows of 2024-01-10, of which the frame"):
-        audit_days(make_plan(ledger(checked_table), [day(1)]), built)
+        audit_days([Candidate(make_plan(ledger(checked_table), [day(1)]), built)])
 
 
 def table_of(checks):
@@ -218,7 +217,7 @@ def test_conditions_that_are_none_are_refused_by_name_before_anything_is_compute
         fail_if_computed, spans.struct_type
     )
     with pytest.raises(DeclarationError) as refused:
-        audit_days(make_plan(ledger(wrong_table), [day(1)]), ComputedDays(rows, {}))
+        audit_days([Candidate(make_plan(ledger(wrong_table), [day(1)]), ComputedDays(rows, {}))])
     message = str(refused.value)
     assert message.startswith(
         "spans: the rule typo (mots >= least) is no condition on its columns: ["

@@ -53,15 +53,16 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     ]
     frame = spark.createDataFrame(rows, VISITS.struct_type)
     names = "most rows of one customer", "most rows of one shop"
-    assert count_values(
-        frame, VISITS, [day(1), day(2), day(3), day(4)], (), VISITS.skew
-    ).most_rows == {
+    days = [day(1), day(2), day(3), day(4)]
+    assert count_values(frame, [VISITS], days, (), VISITS.skew)[""].most_rows == {
         day(1): dict(zip(names, (3, 4), strict=True)),
         day(2): dict(zip(names, (0, 0), strict=True)),
         day(3): dict(zip(names, (1, 1), strict=True)),
         day(4): dict(zip(names, (0, 0), strict=True)),
     }
-    assert count_values(frame, STAGED, [day(1)], (), ()).most_rows == {}, "nobody has asked for it"
+    assert count_values(frame, [STAGED], [day(1)], (), ())[""].most_rows == {}, (
+        "nobody asked for it"
+    )
 
 
 def with_key_counts(commit_record: CommitRecord, most: int, nulls: int) -> CommitRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.table_asset import _TableStep
+from backfill_assets.assets.table_asset import _Part
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.landing.listing import list_landing
@@ -140,10 +139,10 @@ def test_rows_of_a_day_are_estimated(pipeline: Pipeline):
 
 @pytest.mark.parametrize(("table", "rows"), [(FACT, 10), (customer_lifetime_value, 30)])
 def test_state_counts_for_each_day(table: Table, rows: int):
-    step: Any = _TableStep(*[None] * 6)  # type: ignore[arg-type]
-    step = replace(step, table=table)
     snapshot = SimpleNamespace(table=FACT, count_input_rows=lambda window, *, each_once: 10)
-    assert step._count_input_rows([snapshot], Window(day(1), day(4))) == rows
+    plan: Any = SimpleNamespace(table=table, request=SimpleNamespace(window=Window(day(1), day(4))))
+    inputs: Any = SimpleNamespace(tables={FACT.name: snapshot})
+    assert _Part(plan, inputs).count_input_rows() == rows
 
 
 def test_all_sessions_are_interrupted_when_the_process_ends(monkeypatch: pytest.MonkeyPatch):

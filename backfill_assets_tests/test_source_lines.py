@@ -32,9 +32,10 @@ from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.landing import files as landing_files
-from backfill_assets.landing.files import Control, probe_files, read_lines
+from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.landing.formats import (
     TEXT,
+    Control,
     careful_patterns,
     key_pattern,
     member_pattern,
@@ -886,9 +887,10 @@ def test_items_of_arrays_are_rows_and_none_is_lost(spark) -> None:
     assert [tuple(row) for row in rejected.collect()] == [(None,) * 3]
     # The table has as many rows as there are items, by a count of its own.
     unpublished = TableSnapshot(ledger(TICKETS.staged), needs_same_day=True, read=frame.where)
-    inputs = ({"tickets": unpublished}, {"tickets": frame})
+    inputs = ([{"tickets": unpublished}], {"tickets": frame})
     window = Window(DAY, DAY + timedelta(days=1))
-    expectation = derived_expectations(ticket_items, *inputs, window)[DAY]
+    (expectations,) = derived_expectations(ticket_items, *inputs, window)
+    expectation = expectations[DAY]
     assert expectation.rows == len(expected)
     counts = {name: str(condition) for name, condition in ticket_items.counts.items()}
     metrics = measure_days(ticket_items(frame), ticket_items, kinds=counts)[DAY]

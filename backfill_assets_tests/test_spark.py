@@ -279,8 +279,8 @@ def test_a_log_store_is_built_once_and_is_the_known_one(tmp_path, source):
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
     assert spark.conf.get(LOCAL_FILES_SETTING).endswith("NakedLocalFileSystem")
     rows = spark.range(2).selectExpr("id", "DATE'2024-01-01' AS day")
-    (files,) = write_files(rows.coalesce(1), str(tmp_path), ["day"]).values()
-    (written,) = files
+    files_by_part = write_files(rows.coalesce(1), str(tmp_path), ["day"])
+    ((written,),) = files_by_part[""].values()
     mode = (tmp_path / written.path).stat().st_mode
     assert stat.filemode(mode) == "-rw-r--r--"
     assert [path.name for path in tmp_path.iterdir()] == ["day=2024-01-01"]

@@ -27,8 +27,7 @@ from backfill_assets.orders.tables import (
     TABLES,
     DailyOrders,
 )
-from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.snapshot import Snapshot, input_digests
 from backfill_assets.staleness.stale import (
     StaleDays,
     StaleReason,

@@ -26,7 +26,7 @@ from backfill_assets.delta.records import CommitDetails, CommitRecord, Published
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CURRENT, FACT
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import input_digests
 from backfill_assets.staleness.stale import built_from_revoked, find_stale_days
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Inputs

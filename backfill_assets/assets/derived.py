@@ -1,6 +1,6 @@
 """The assets of tables that a function declares: derived tables, current tables and corrections."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.input_frames import (
+    AssetInputs,
     OpenServices,
     ServiceAnswers,
     Sums,
@@ -23,7 +24,7 @@ from backfill_assets.assets.input_frames import (
     sums_by_day,
 )
 from backfill_assets.assets.staging import LogLines
-from backfill_assets.assets.table_asset import AssetInputs, ComputeDays, table_asset
+from backfill_assets.assets.table_asset import table_asset
 from backfill_assets.audit.verdicts import Expectation, sum_exactly, total_value
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, days_condition, to_windows
@@ -33,7 +34,7 @@ from backfill_assets.delta.records import CommitNotes
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.spark.frames import Cache, exact_sums
+from backfill_assets.spark.frames import Cache, exact_sums, part_key, split_by_part
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.columns import count_items
 from backfill_assets.tables.derived import (
@@ -47,32 +48,50 @@ from backfill_assets.tables.derived import (
     ExternalTable,
     carries_state,
 )
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import asset_name
 from backfill_assets.transforms import dedup
 
 
 def input_sums(
-    source: TableSnapshot,
+    sources: Sequence[TableSnapshot],
     rows: DataFrame,
     day_column: str,
     columns: Mapping[str, str | None],
     zeros: Mapping[str, int | Decimal],
     days: Window,
     input_days: Mapping[date, date] = MappingProxyType({}),
-) -> dict[date, Sums]:
-    """Return sums of an input by day: from its commit if recorded there, else from its rows.
+) -> list[dict[date, Sums]]:
+    """Return sums of each input by day: from its commit if recorded there, else from its rows.
 
-    `columns` maps a name to the column to sum, or to None to count rows; `zeros` has the values of
-    empty sums. Each day is built from the same day of the input, unless `input_days` has another.
+    The inputs are parts of one table, whose rows are in one frame. `columns` maps a name to the
+    column to sum, or to None to count rows; `zeros` has the values of empty sums. Each day is built
+    from the same day of the input, unless `input_days` has another.
     """
-    sums_by_date = {}
-    for day in days:
-        if (sums := _recorded_sums(source, input_days.get(day, day), columns)) is not None:
-            sums_by_date[day] = sums
-    if missing := [day for day in days if day not in sums_by_date]:
-        rest = rows.where(days_condition(missing, day_column))
-        sums_by_date |= sums_by_day(rest, day_column, _aggregations(rest, columns), zeros)
-    return sums_by_date
+    recorded = [
+        {
+            day: sums
+            for day in days
+            if (sums := _recorded_sums(source, input_days.get(day, day), columns)) is not None
+        }
+        for source in sources
+    ]
+    missing = sorted({day for known in recorded for day in days if day not in known})
+    if not missing:
+        return recorded
+    rest = rows.where(days_condition(missing, day_column))
+    aggregations = _aggregations(rest, columns)
+    computed = sums_by_day(rest, day_column, aggregations, zeros, _part_column(sources))
+    return [
+        {**computed.get(source.table.part, {}), **known}
+        for source, known in zip(sources, recorded, strict=True)
+    ]
+
+
+def _part_column(sources: Sequence[TableSnapshot]) -> str:
+    """Return the column of the part of rows of inputs; empty if they have days alone."""
+    table = sources[0].table
+    return table.part_column
 
 
 def _aggregations(rows: DataFrame, columns: Mapping[str, str | None]) -> dict[str, Column]:
@@ -114,15 +133,16 @@ def _recorded_sums(
 
 def derived_expectations(
     table: Derived,
-    sources: Mapping[str, TableSnapshot],
+    parts: Sequence[Mapping[str, TableSnapshot]],
     frames: Mapping[str, DataFrame],
     days: Window,
-) -> dict[date, Expectation]:
-    """Return, by day, the totals that the inputs require.
+) -> list[dict[date, Expectation]]:
+    """Return, by day of each part, the totals that the inputs require.
 
-    `frames` have the column `for_day`, or the first and the last day that a row counts for.
+    `parts` has the inputs by parameter: of the table, or of each of some parts of it. `frames` have
+    the column `for_day`, or the first and the last day that a row counts for.
     """
-    totals: dict[date, Sums] = {day: {} for day in days}
+    totals: list[dict[date, Sums]] = [{day: {} for day in days} for _ in parts]
     for parameter, frame in frames.items():
         columns = {
             check.figure: check.column
@@ -130,15 +150,20 @@ def derived_expectations(
             if check.parameter == asset_name(parameter)
         }
         nothing = {name: table.zero_figures[name] for name in columns}
+        sources = [inputs[parameter] for inputs in parts]
         with exact_sums():
             input_totals = _input_totals(table, sources, parameter, frame, columns, days)
-            for day, day_totals in totals.items():
-                for name, value in input_totals.get(day, nothing).items():
-                    day_totals[name] = day_totals.get(name, table.zero_figures[name]) + value
-    return {
-        day: _expect_figures(day_totals, {f"expected {n}": v for n, v in day_totals.items()})
-        for day, day_totals in totals.items()
-    }
+            for part_totals, part_inputs in zip(totals, input_totals, strict=True):
+                for day, day_totals in part_totals.items():
+                    for name, value in part_inputs.get(day, nothing).items():
+                        day_totals[name] = day_totals.get(name, table.zero_figures[name]) + value
+    return [
+        {
+            day: _expect_figures(day_totals, {f"expected {n}": v for n, v in day_totals.items()})
+            for day, day_totals in part_totals.items()
+        }
+        for part_totals in totals
+    ]
 
 
 def _expect_figures(figures: Sums, entries: Mapping[str, int | Decimal]) -> Expectation:
@@ -150,30 +175,36 @@ def _expect_figures(figures: Sums, entries: Mapping[str, int | Decimal]) -> Expe
 
 def _input_totals(
     table: Derived,
-    sources: Mapping[str, TableSnapshot],
+    sources: Sequence[TableSnapshot],
     parameter: str,
     frame: DataFrame,
     columns: Mapping[str, str | None],
     days: Window,
-) -> Mapping[date, Sums]:
-    """Return, by day, an input's part of some totals; days without rows may be left out.
+) -> Sequence[Mapping[date, Sums]]:
+    """Return, by day of each part of an input, its share of some totals.
 
-    Of a stateful table, the totals of a day are those of the day before its range, plus those of
-    all days of the range so far.
+    Days without rows may be left out. Of a stateful table, which has one part, the totals of a day
+    are those of the day before its range, plus those of all days of the range so far.
     """
-    input_reads, source = table.reads[parameter], sources[parameter]
+    input_reads = table.reads[parameter]
+    if not columns:
+        return [{} for _ in sources]
     if input_reads.each_row_once:
-        return _sum_day_ranges(frame, columns, table.zero_figures, days)
-    if not columns or not (input_reads.of_the_day or carries_state(table)):
-        return sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), table.zero_figures)
+        by_part = _sum_day_ranges(frame, columns, table.zero_figures, days, _part_column(sources))
+        return [by_part.get(source.table.part, {}) for source in sources]
+    if not (input_reads.of_the_day or carries_state(table)):
+        aggregations = _aggregations(frame, columns)
+        zeros, part_column = table.zero_figures, _part_column(sources)
+        by_part = sums_by_day(frame, FOR_DAY, aggregations, zeros, part_column)
+        return [by_part.get(source.table.part, {}) for source in sources]
     if not carries_state(table):
-        return input_sums(source, frame, FOR_DAY, columns, table.zero_figures, days)
+        return input_sums(sources, frame, FOR_DAY, columns, table.zero_figures, days)
     if input_reads.table is table:
         before = {day: part.start - DAY for part in to_windows(days) for day in part}
-        return input_sums(source, frame, FOR_DAY, columns, table.zero_figures, days, before)
+        return input_sums(sources, frame, FOR_DAY, columns, table.zero_figures, days, before)
     totals_by_day: dict[date, Sums] = {}
     rows = frame.where(F.col(input_reads.table.partition) == F.col(FOR_DAY))
-    own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_figures, days)
+    (own_day_sums,) = input_sums(sources, rows, FOR_DAY, columns, table.zero_figures, days)
     for day in days:
         so_far, day_sums = totals_by_day.get(day - DAY, {}), own_day_sums.get(day, {})
         totals_by_day[day] = {
@@ -181,7 +212,7 @@ def _input_totals(
             + day_sums.get(name, table.zero_figures[name])
             for name in columns
         }
-    return totals_by_day
+    return [totals_by_day]
 
 
 def _sum_day_ranges(
@@ -189,18 +220,24 @@ def _sum_day_ranges(
     columns: Mapping[str, str | None],
     zeros: Mapping[str, int | Decimal],
     days: Window,
-) -> dict[date, Sums]:
-    """Return sums by day of rows that count for a range of days each."""
-    if not columns:
-        return {}
-    ranges = frame.groupBy(FIRST_FOR_DAY, LAST_FOR_DAY).agg(*_aggregations(frame, columns).values())
-    totals: dict[date, Sums] = {}
-    for first, last, *values in ranges.collect():
-        for day in Window(first, last + DAY):
-            if day in days:
-                day_totals = totals.setdefault(day, {name: zeros[name] for name in columns})
-                for name, value in zip(columns, values, strict=True):
-                    day_totals[name] += total_value(value, zeros[name])
+    part_column: str,
+) -> dict[str, dict[date, Sums]]:
+    """Return sums by part and day of rows that count for a range of days each."""
+    keys = [*part_key(part_column), F.col(FIRST_FOR_DAY), F.col(LAST_FOR_DAY)]
+    sums = [
+        column.alias(f"_sum_{n}") for n, column in enumerate(_aggregations(frame, columns).values())
+    ]
+    totals: dict[str, dict[date, Sums]] = {}
+    for part, rows in split_by_part(frame.groupBy(*keys).agg(*sums).collect()).items():
+        part_totals = totals.setdefault(str(part), {})
+        for row in rows:
+            for day in Window(row[FIRST_FOR_DAY], row[LAST_FOR_DAY] + DAY):
+                if day in days:
+                    day_totals = part_totals.setdefault(
+                        day, {name: zeros[name] for name in columns}
+                    )
+                    for n, name in enumerate(columns):
+                        day_totals[name] += total_value(row[f"_sum_{n}"], zeros[name])
     return totals
 
 
@@ -214,7 +251,8 @@ def build_derived_asset(
     table = parts[0]
     return table_asset(
         deployment,
-        [(part, _derived_computation(deployment, part)) for part in parts],
+        parts,
+        partial(_compute_derived, deployment),
         group=table.group,
         lineage=table.lineage,
         lookups=[answers.lookup for answers in table.answers.values()],
@@ -222,56 +260,50 @@ def build_derived_asset(
     )
 
 
-def _derived_computation(deployment: Deployment, table: Derived) -> ComputeDays:
-    """Return what computes days of a derived table."""
-    graph = deployment.graph
-    expects_day = {
-        name: partial(graph.expects_day, reads.table.name)
-        for name, reads in table.inputs_by_day.items()
+def _compute_derived(
+    deployment: Deployment, parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Call the table's function on the input rows of these days and the answers of services."""
+    inputs, table = parts[0], parts[0].table
+    sources_by_part = [
+        {name: part.tables[reads.table.name] for name, reads in part.table.inputs_by_day.items()}
+        for part in parts
+    ]
+    sources = sources_by_part[0]
+    frames = input_frames(table, sources_by_part, days, deployment.settings.timezone)
+    spark = next(iter(frames.values())).sparkSession
+    others = {
+        **inputs.unpartitioned_rows(table.unpartitioned, spark),
+        **published_days(table, sources, days, spark),
     }
-
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Call the table's function on the input rows of these days and the answers of services."""
-        sources = {
-            name: inputs.tables[reads.table.name] for name, reads in table.inputs_by_day.items()
-        }
-        frames = input_frames(table, sources, days, deployment.settings.timezone)
-        spark = next(iter(frames.values())).sparkSession
-        others = {
-            **inputs.unpartitioned_rows(table.unpartitioned, spark),
-            **published_days(table, sources, days, spark),
-        }
-        arguments, answers = _join_parts({**frames, **others}), ServiceAnswers()
-        if inputs.services:
-            answers = inputs.services.ask_services(table.answers, arguments, cache, days)
-        with explain_function_errors(table, days):
-            frame = table.transform(**arguments, **answers.frames)
-        if not isinstance(frame, DataFrame):
-            raise dg.Failure(
-                f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no "
-                "DataFrame. Nothing was written. Mend the function, and launch these days again.",
-                allow_retries=False,
-            )
-        if any(reads.each_row_once for reads in table.reads.values()):
-            # A range of days may have gaps, and a window of its own may reach beyond it. Rows
-            # without a day stay, for the audit.
-            is_requested = F.expr(days.sql_condition(table.partition))
-            frame = frame.where(is_requested | F.col(table.partition).isNull())
-        rows = cache(frame)
-
-        # Grows in the loop: a day of a stateful table reads days of the same commit.
-        final: set[date] = set()
-        for day in days:
-            if _is_final(table, sources, day, expects_day, final):
-                final.add(day)
-        expected = answers.add_problems(derived_expectations(table, sources, frames, days))
-        for day, problem in repeated_key_problems(table, sources, days).items():
-            expected[day] = replace(expected[day], problems=[*expected[day].problems, problem])
-        return ComputedDays(
-            rows, expected, scattered=True, numbers=answers.numbers, notes=CommitNotes(final)
+    arguments, answers = _join_parts({**frames, **others}), ServiceAnswers()
+    if inputs.services:
+        answers = inputs.services.ask_services(table.answers, arguments, cache, days)
+    with explain_function_errors(table, days):
+        frame = table.transform(**arguments, **answers.frames)
+    if not isinstance(frame, DataFrame):
+        raise dg.Failure(
+            f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no "
+            "DataFrame. Nothing was written. Mend the function, and launch these days again.",
+            allow_retries=False,
         )
-
-    return compute_days
+    if any(reads.each_row_once for reads in table.reads.values()):
+        # A range of days may have gaps, and a window of its own may reach beyond it. Rows
+        # without a day stay, for the audit.
+        is_requested = F.expr(days.sql_condition(table.partition))
+        frame = frame.where(is_requested | F.col(table.partition).isNull())
+    rows = cache(frame)
+    expectations = derived_expectations(table, sources_by_part, frames, days)
+    computed = []
+    for part, part_sources, totals in zip(parts, sources_by_part, expectations, strict=True):
+        expected = answers.add_problems(totals)
+        for day, problem in repeated_key_problems(part.table, part_sources, days).items():
+            expected[day] = replace(expected[day], problems=[*expected[day].problems, problem])
+        final = CommitNotes(_final_days(deployment.graph, part.table, part_sources, days))
+        computed.append(
+            ComputedDays(rows, expected, scattered=True, numbers=answers.numbers, notes=final)
+        )
+    return computed
 
 
 def _join_parts(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
@@ -283,23 +315,25 @@ def _join_parts(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
     return joined
 
 
-def _is_final(
-    table: Derived,
-    sources: Mapping[str, TableSnapshot],
-    day: date,
-    expects_day: Mapping[str, Callable[[date], bool]],
-    final: Container[date],
-) -> bool:
-    """Return whether all input days that decide a day are final; a missing one is not.
+def _final_days(
+    graph: Graph, table: Derived, sources: Mapping[str, TableSnapshot], days: Window
+) -> set[date]:
+    """Return the days of which all input days that decide them are final; a missing one is not."""
+    final: set[date] = set()
 
-    `final` are days of the table itself that this run makes final.
-    """
-    return all(
-        input_day in source.ledger.final_days or (source.table is table and input_day in final)
-        for name, source in sources.items()
-        for input_day in table.inputs_by_day[name].reach.deciding_days(source.ledger)(day)
-        if expects_day[name](input_day)
-    )
+    def is_final(source: TableSnapshot, day: date) -> bool:
+        # A day of a stateful table reads days of the same commit.
+        return day in source.ledger.final_days or (source.table is table and day in final)
+
+    for day in days:
+        if all(
+            is_final(source, input_day)
+            for name, source in sources.items()
+            for input_day in table.inputs_by_day[name].reach.deciding_days(source.ledger)(day)
+            if graph.expects_day(source.table.name, input_day)
+        ):
+            final.add(day)
+    return final
 
 
 def current_rows(
@@ -316,13 +350,15 @@ def current_rows(
 
 
 def current_expectations(
-    table: Current, lines: DataFrame, rows: DataFrame, days: Window, policy: Policy
-) -> dict[date, Expectation]:
-    """By day: lines that count (as counted from the raw log) = rows that count + superseded.
+    parts: Sequence[Current], lines: DataFrame, rows: DataFrame, days: Window, policy: Policy
+) -> list[dict[date, Expectation]]:
+    """By day of each part: lines that count (counted from the raw log) = rows + superseded.
 
     `lines` and `rows` are the input and the result of `rank_all`.
     """
-    day = table.source.staged.partition
+    table = parts[0]
+    day, part_column = table.source.staged.partition, table.part_column
+    keys = [*filter(None, [part_column]), day]
     counted = lines.where(days.sql_condition(day))
     if not policy.corrects:
         counted = counted.where(dedup.within_window(policy.window_days))
@@ -334,28 +370,27 @@ def current_expectations(
         )
         for name, column in sums.items()
     }
-    both = counted.select(day, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
-        rows.select(day, F.lit(0), F.col(dedup.SUPERSEDED).cast("int"), *row_amounts.values())
+    both = counted.select(*keys, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
+        rows.select(*keys, F.lit(0), F.col(dedup.SUPERSEDED).cast("int"), *row_amounts.values())
     )
     # A model may have a total `lines`, but none that begins with an underscore.
     names = ["_lines", "_superseded", *sums]
-    summed = both.toDF(day, *names)
-    day_sums = sums_by_day(
-        summed, day, _aggregations(summed, {name: name for name in names}), table.zero_totals
-    )
+    summed = both.toDF(*keys, *names)
+    aggregations = _aggregations(summed, {name: name for name in names})
+    sums_by_part = sums_by_day(summed, day, aggregations, table.zero_totals, part_column)
     nothing: Sums = {name: table.zero_totals.get(name, 0) for name in names}
-    expectations = {}
-    for partition in days:
-        partition_sums = day_sums.get(partition, nothing)
-        line_count, superseded = partition_sums["_lines"], partition_sums["_superseded"]
+
+    def expect(day_sums: Sums) -> Expectation:
+        line_count, superseded = day_sums["_lines"], day_sums["_superseded"]
         counting = line_count - superseded
         totals = {
-            c.figure: partition_sums[c.figure] if c.column else counting
-            for c in table.base.conserved
+            c.figure: day_sums[c.figure] if c.column else counting for c in table.base.conserved
         }
-        entries = {"lines": line_count, "superseded": superseded}
-        expectations[partition] = _expect_figures(totals, entries)
-    return expectations
+        return _expect_figures(totals, {"lines": line_count, "superseded": superseded})
+
+    return [
+        {d: expect(sums_by_part.get(part.part, {}).get(d, nothing)) for d in days} for part in parts
+    ]
 
 
 def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) -> DataFrame:
@@ -400,29 +435,28 @@ def correction_expectations(
 
 def build_current_asset(deployment: Deployment, parts: Sequence[Current]) -> dg.AssetsDefinition:
     """Build the asset of a current table, or of the parts of one."""
-    steps = [(part, _current_computation(deployment, part)) for part in parts]
-    return table_asset(deployment, steps, group=parts[0].base.group, lineage=parts[0].lineage)
+    compute, base = partial(_compute_current, deployment), parts[0].base
+    return table_asset(deployment, parts, compute, group=base.group, lineage=parts[0].lineage)
 
 
-def _current_computation(deployment: Deployment, table: Current) -> ComputeDays:
-    """Return what computes days of a current table."""
-    source = table.source
-    policy = source.policy(deployment.settings)
-
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Compute current rows from all raw log days with lines of these days, however late."""
-        lines = LogLines.read(deployment, table, inputs, days)
-        rows = lines.cache_ranked(
-            lambda ranked: dedup.rank_all(
-                ranked, source, days, policy.window_days, corrects=policy.corrects
-            ),
-            cache,
-        )
-        expected = current_expectations(table, lines.rows, rows, days, policy)
-        whole = inputs.unpartitioned_rows(table.base.unpartitioned, rows.sparkSession)
-        return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
-
-    return compute_days
+def _compute_current(
+    deployment: Deployment, parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Compute current rows from all raw log days with lines of these days, however late."""
+    table = parts[0].table
+    policy = table.source.policy(deployment.settings)
+    lines = LogLines.read(deployment, parts, days)
+    rows = lines.cache_ranked(
+        lambda ranked: dedup.rank_all(
+            ranked, table.source, days, policy.window_days, corrects=policy.corrects
+        ),
+        cache,
+    )
+    tables = [part.table for part in parts]
+    expectations = current_expectations(tables, lines.rows, rows, days, policy)
+    whole = parts[0].unpartitioned_rows(table.base.unpartitioned, rows.sparkSession)
+    frame = current_rows(table, rows, days, whole)
+    return [ComputedDays(frame, expected, scattered=True) for expected in expectations]
 
 
 def _have_same_rows(sources: Sequence[TableSnapshot], day: date) -> bool:
@@ -435,25 +469,31 @@ def build_corrections_asset(
     deployment: Deployment, parts: Sequence[Corrections]
 ) -> dg.AssetsDefinition:
     """Build the asset of a table of corrections, or of the parts of one."""
-    steps = [(part, _corrections_computation(part)) for part in parts]
-    return table_asset(deployment, steps, group=parts[0].facts.group, lineage=parts[0].lineage)
+    return table_asset(
+        deployment,
+        parts,
+        _compute_corrections,
+        group=parts[0].facts.group,
+        lineage=parts[0].lineage,
+    )
 
 
-def _corrections_computation(table: Corrections) -> ComputeDays:
-    """Return what computes days of a table of corrections."""
-
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Compute current minus facts from the same days of both tables."""
-        sources = [inputs.tables[input_table.name] for input_table in (table.facts, table.current)]
-        differing_days = [day for day in days if not _have_same_rows(sources, day)]
-        frames = [source.read_days(differing_days) for source in sources]
-        rows = cache(correction_rows(table, *frames))
-        columns = {name: name for name in table.totals}
-        fact_sums, current_sums = (
-            input_sums(source, frame, table.partition, columns, table.zero_totals, days)
-            for source, frame in zip(sources, frames, strict=True)
-        )
-        expected = correction_expectations(table, fact_sums, current_sums, days)
-        return ComputedDays(rows, expected, scattered=True)
-
-    return compute_days
+def _compute_corrections(
+    parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Compute current minus facts from the same days of both tables."""
+    table = parts[0].table
+    pairs = [(p.tables[p.table.facts.name], p.tables[p.table.current.name]) for p in parts]
+    differing_days = [d for d in days if not all(_have_same_rows(pair, d) for pair in pairs)]
+    sides = [[*side] for side in zip(*pairs, strict=True)]
+    frames = [TableSnapshot.read_together(side, differing_days) for side in sides]
+    rows = cache(correction_rows(table, *frames))
+    columns = {name: name for name in table.totals}
+    fact_sums, current_sums = (
+        input_sums(side, frame, table.partition, columns, table.zero_totals, days)
+        for side, frame in zip(sides, frames, strict=True)
+    )
+    return [
+        ComputedDays(rows, correction_expectations(table, *sums, days), scattered=True)
+        for sums in zip(fact_sums, current_sums, strict=True)
+    ]

@@ -1,6 +1,7 @@
 """Input frames of a step: the rows of inputs for each day, and items of arrays in them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -8,6 +9,7 @@ from functools import reduce
 from typing import Any, Protocol
 
 import dagster as dg
+import msgspec
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,7 +19,10 @@ from backfill_assets.audit.verdicts import Expectation, total_value
 from backfill_assets.calendar.partitions import DAY, Grain, Window, days_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, GrainReach, PartitionsReach, Reach
 from backfill_assets.delta.data_files import TableSnapshot
-from backfill_assets.spark.frames import Cache, create_frame
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
+from backfill_assets.publish.types import ComputedDays
+from backfill_assets.spark.frames import Cache, Share, create_frame, part_key, split_by_part
 from backfill_assets.tables import unpartitioned
 from backfill_assets.tables.arguments import Argument, DeclarationError, check_arguments, is_name
 from backfill_assets.tables.columns import count_items, holds_json
@@ -32,6 +37,7 @@ from backfill_assets.tables.derived import (
 )
 from backfill_assets.tables.source_models import without_aliases
 from backfill_assets.tables.sources import FIELD_TYPES, SourceTable
+from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import model_argument, suggest_name, wrong_model
 from backfill_assets.transforms.dedup import as_known, with_event_day
 from backfill_assets.transforms.raw_rows import field_reason, parse_text
@@ -46,21 +52,25 @@ def sums_by_day(
     day: str,
     aggregations: Mapping[str, Column],
     zeros: Mapping[str, int | Decimal],
-) -> dict[date, Sums]:
-    """Return some sums by day that has rows.
+    part_column: str = "",
+) -> dict[str, dict[date, Sums]]:
+    """Return some sums by part, and by day that has rows; without a column, the part is ''.
 
     `zeros` has the values of empty sums, by default 0.
     """
     if not aggregations:
         return {}
-    names, columns = [*aggregations], [*aggregations.values()]
-    result_rows = rows.groupBy(day).agg(*columns).collect()
+    sums = [column.alias(f"_sum_{n}") for n, column in enumerate(aggregations.values())]
+    grouped = rows.groupBy(*part_key(part_column), F.col(day).alias("_day"))
     return {
-        partition: {
-            name: total_value(value, zeros.get(name, 0))
-            for name, value in zip(names, values, strict=True)
+        str(part): {
+            row["_day"]: {
+                name: total_value(row[f"_sum_{n}"], zeros.get(name, 0))
+                for n, name in enumerate(aggregations)
+            }
+            for row in part_rows
         }
-        for partition, *values in result_rows
+        for part, part_rows in split_by_part(grouped.agg(*sums).collect()).items()
     }
 
 
@@ -111,16 +121,22 @@ def add_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) 
 
 def input_frames(
     table: Derived,
-    sources: Mapping[str, TableSnapshot],
+    parts: Sequence[Mapping[str, TableSnapshot]],
     days: Window,
     timezone: str,
 ) -> dict[str, DataFrame]:
-    """Return the rows of the partitioned inputs by parameter, with the days they count for."""
+    """Return the rows of the partitioned inputs by parameter, with the days they count for.
+
+    `parts` has the inputs by parameter: of the table, or of each of some parts of it.
+    """
     if carries_state(table):
+        (sources,) = parts
         return _stateful_frames(table, sources, days)
     frames: dict[str, DataFrame] = {}
     for name, reads in table.reads.items():
-        rows = sources[name].read_days(reads.reach.input_days(days))
+        rows = TableSnapshot.read_together(
+            [sources[name] for sources in parts], reads.reach.input_days(days)
+        )
         if reads.as_known:
             frames[name] = known_rows(rows, reads, days, timezone)
         else:
@@ -289,6 +305,116 @@ class Services(Protocol):
 
 #: Gives the services of a step, by its context and the warehouse.
 OpenServices = Callable[[dg.AssetExecutionContext, str], Services]
+
+
+@dataclass(frozen=True)
+class AssetInputs:
+    """The inputs of a table in a run, each input at one version.
+
+    Attributes:
+        table: the table that is computed.
+        tables: the partitioned inputs, by name.
+        references: the unpartitioned inputs, by name.
+        services: answers the requests of the run; None if the table has none.
+        run_tables: the tables of the run.
+        share: shares a cached frame with other steps of the run.
+    """
+
+    table: Any
+    tables: Mapping[str, TableSnapshot]
+    references: Mapping[str, UnpartitionedState]
+    services: Services | None
+    run_tables: AbstractSet[str]
+    share: Share
+
+    def unpartitioned_rows(
+        self, inputs: Mapping[str, unpartitioned.Unpartitioned], spark: SparkSession
+    ) -> dict[str, DataFrame]:
+        """Return all rows of unpartitioned inputs, by parameter."""
+        return {
+            name: self.references[reference.name].read_rows(spark)
+            for name, reference in inputs.items()
+        }
+
+
+def read_inputs(
+    parts: Sequence[AssetInputs], find_input: Callable[[Any], Table], days: Iterable[date]
+) -> DataFrame:
+    """Read some days of an input of tables, which may be parts of one; `find_input` names it."""
+    return TableSnapshot.read_together(
+        [inputs.tables[find_input(inputs.table).name] for inputs in parts], days
+    )
+
+
+def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
+    """Yield an observation of each unpartitioned input: its version and columns.
+
+    This package defines no asset for them: if Dagster builds such a table, it has one of that name.
+    """
+    for name, reference in read_unpartitioned_inputs(table, warehouse).items():
+        log = load_log(reference.url)
+        if log is None:
+            continue
+        columns = [
+            dg.TableColumn(field.name, str(getattr(field.type, "type", field.type)))
+            for field in log.schema().fields
+        ]
+        yield dg.AssetObservation(
+            name,
+            metadata={
+                "dagster/uri": reference.url,
+                "delta_version": log.version(),
+                "dagster/column_schema": dg.TableSchema(columns),
+            },
+            tags={"dagster/data_version": str(reference.content)},
+        )
+
+
+def reference_digests(
+    table: Table, references: Mapping[str, UnpartitionedState], window: Window
+) -> dict[str, str]:
+    """Return the content of the unpartitioned inputs, by name.
+
+    Raises:
+        dagster.Failure: one of them does not exist.
+    """
+    digests = {
+        name: reference.content
+        for name, reference in references.items()
+        if reference.content is not None
+    }
+    if missing := [
+        f"{name} at {reference.url}"
+        for name, reference in references.items()
+        if name not in digests
+    ]:
+        raise dg.Failure(
+            f"{table.name} [{window}] cannot be made: there is no Delta table {', '.join(missing)}."
+            " Nothing was written. Put the table there, and launch these days again.",
+            allow_retries=False,
+        )
+    return digests
+
+
+def record_references(
+    computed: ComputedDays, references: Mapping[str, UnpartitionedState], days: Window
+) -> ComputedDays:
+    """Add the content of the unpartitioned inputs to what the commit records.
+
+    A change of such an input makes these days stale.
+    """
+    if not references:
+        return computed
+    # A later version of a growing input has the same rows for a day.
+    numbers = {
+        f"input version {name}": reference.version
+        for name, reference in references.items()
+        if not reference.grows
+    }
+    contents = {name: reference.content for name, reference in references.items()}
+    details = msgspec.structs.replace(computed.notes.details, references=contents)
+    with_versions = computed.with_numbers(dict.fromkeys(days, numbers))
+    return replace(with_versions, notes=replace(computed.notes, details=details))
 
 
 # --- items of arrays ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Files that can be read are parsed; rows of files that are gone or held back are 
 parses lines; `landing.load_manifest` decides what a day is loaded from.
 """
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -14,8 +15,9 @@ import dagster as dg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.table_asset import delta_assets, yield_outputs
+from backfill_assets.assets.table_asset import compute_each, delta_assets, yield_outputs
 from backfill_assets.audit import raw_expectations
+from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -32,9 +34,55 @@ from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
-from backfill_assets.tables.sources import Source
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.sources import Role, Source, SourceTable
+from backfill_assets.tables.table import SchemaError
 from backfill_assets.transforms import raw_rows
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedLoad:
+    """Days of a source, or of a part of it, that are to be loaded into one of its two tables.
+
+    Attributes:
+        plan: of the table.
+        log: the ledger of the raw log.
+        listing: the folders of the days, and of the day before each.
+        targets: by day, what is loaded.
+        previous: by day, what was loaded last.
+    """
+
+    plan: types.ComputePlan
+    log: Ledger
+    listing: Listing
+    targets: raw_rows.LoadTargets
+    previous: Mapping[date, load_manifest.LoadManifest]
+
+    @property
+    def table(self) -> SourceTable:
+        """The table that is loaded."""
+        table: Any = self.plan.table
+        return table
+
+    @property
+    def source(self) -> Source:
+        """The source, or the part of it."""
+        return self.table.source
+
+    @property
+    def files(self) -> dict[str, ListedFile]:
+        """The listed files of the planned days, and of the day before each, by name."""
+        folders = self.plan.days.widen_by(before=1)
+        return {n: file for day in folders for n, file in self.listing.files_on(day).items()}
+
+    def estimate_rows(self) -> int:
+        """Estimate the rows that the days are loaded from."""
+        window, log = self.plan.request.window, self.log
+        retained_rows = sum(map(self.plan.ledger.estimate_rows, window))
+        # Rows that replaced files are compared with.
+        compared_rows = sum(map(log.estimate_rows, window.widen_by(before=1, after=1)))
+        return self.listing.estimate_rows() + retained_rows + compared_rows
 
 
 @dataclass(frozen=True)
@@ -43,7 +91,7 @@ class RawLoader:
 
     Attributes:
         deployment: whose tables they are.
-        source: the source to load.
+        sources: the source to load, or its parts, by part.
         publisher: knows what is published, and provides the Spark session.
         cache: caches a frame's rows once they are computed.
         accepted: what a person accepted, from the run's tag.
@@ -52,89 +100,155 @@ class RawLoader:
     """
 
     deployment: Deployment
-    source: Source
+    sources: Mapping[str, Source]
     publisher: Publisher
     cache: Cache
     accepted: frozenset[str]
     close: bool = False
     reopen: bool = False
-    _parsed: dict[Any, raw_rows.ParsedFiles] = field(default_factory=dict)
+    _parsed: dict[Any, Mapping[str, raw_rows.ParsedFiles]] = field(default_factory=dict)
 
-    @property
-    def raw_ledger(self) -> Ledger:
-        """The current ledger of the raw log."""
-        return read_ledger(self.deployment.table_url(self.source.raw.name), self.source.raw)
+    def compute(
+        self, role: Role, requests: Mapping[str, types.RunRequest]
+    ) -> Iterator[Sequence[types.Candidate]]:
+        """Yield the days of requests by part, of the log or of the rejected lines.
 
-    def list_folders(self, days: Iterable[date]) -> Listing:
-        """List the folders of arrival days."""
-        return list_landing(self.deployment.settings.landing, self.source, days)
+        Parts with the same days are loaded together.
+        """
+        groups: dict[tuple[date, ...], list[PlannedLoad]] = {}
+        loads: list[PlannedLoad] = []
+        for part, request in requests.items():
+            table = self.sources[part].raw if role is Role.LOG else self.sources[part].rejected
+            loads.append(self._plan(table, request, loads))
+            groups.setdefault((*loads[-1].plan.reasons,), []).append(loads[-1])
+        yield from compute_each(self._compute_group, groups)
 
-    def compute(self, table: Table, request: types.RunRequest) -> Iterator[types.Candidate]:
-        """Yield the days of a request, of the log or of the rejected lines, loaded from files."""
-        source, raw, window = self.source, self.source.raw, request.window
+    def _compute_group(
+        self, days: tuple[date, ...], loads: Sequence[PlannedLoad]
+    ) -> Iterator[Sequence[types.Candidate]]:
+        """Yield days of parts, loaded together; if that fails, each part by itself."""
+        if not days:
+            yield [types.Candidate(load.plan) for load in loads]
+            return
+        try:
+            yield self._load(loads)
+            return
+        except (dg.Failure, RefusedError, SchemaError) as error:
+            if len(loads) == 1:
+                raise
+            _log.warning("%s: parts together failed, now each by itself: %s", loads[0].table, error)
+        each = {load.source.part: (days, [load]) for load in loads}
+        yield from compute_each(lambda _, group: self._compute_group(*group), each)
+
+    def _plan(
+        self, table: SourceTable, request: types.RunRequest, loads: Sequence[PlannedLoad]
+    ) -> PlannedLoad:
+        """Plan the days of a request; all `loads` are read in the session that suits their rows."""
+        source, window = table.source, request.window
         ledger = self.publisher.ledger(table)
-        log = ledger if table is raw else self.raw_ledger
+        log = ledger if table is source.raw else self._raw_ledger(source)
         recorded = loaded_manifests(log)
-        previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
-        listing = self.list_folders(window.widen_by(before=1))
-        session = partial(self._start_session, listing, log, ledger, window)
-        policy = self.source.policy(self.deployment.settings)
+        previous = {**self._manifests_from_rows(source, log, window, recorded), **recorded}
+        listing = self.list_folders(source, window.widen_by(before=1))
         targets = load_targets(
             previous,
             listing,
             window,
-            policy,
+            source.policy(self.deployment.settings),
             accepted=self.accepted,
             close=window if self.close else (),
             reopen=window if self.reopen else (),
         )
         snapshot = self._snapshot(request, ledger, targets, previous)
-        plan = self.publisher.plan_days(request, table, snapshot, [], session)
-        if not plan.reasons:
-            yield types.Candidate(plan)
-            return
-        with explain_spark_errors(table, plan.days):
-            parsed_files = self.parse_files(session, plan.days, listing)
-            targets = self.hold_back_lossy_files(
-                parsed_files, {day: targets[day] for day in plan.days}, previous, log
+        plan = self.publisher.plan_days(request, table, snapshot, [], partial(self._session, loads))
+        return PlannedLoad(plan, log, listing, targets, previous)
+
+    def _session(self, loads: Sequence[PlannedLoad]) -> SparkSession:
+        """Return the session that suits the rows that are loaded."""
+        return self.publisher.engine.session_for_rows(sum(load.estimate_rows() for load in loads))
+
+    def _raw_ledger(self, source: Source) -> Ledger:
+        """Return the current ledger of the raw log of a source."""
+        return read_ledger(self.deployment.table_url(source.raw.name), source.raw)
+
+    def list_folders(self, source: Source, days: Iterable[date]) -> Listing:
+        """List the folders of arrival days."""
+        return list_landing(self.deployment.settings.landing, source, days)
+
+    def _load(self, loads: Sequence[PlannedLoad]) -> list[types.Candidate]:
+        """Load the planned days, the same of each part, from files."""
+        first = loads[0]
+        days = first.plan.days
+        with explain_spark_errors(first.table, days):
+            parsed = self.parse_files(first.plan.writer.session, loads)
+            lines = parsed[first.source.part].lines
+            targets, retained = {}, {}
+            for load in loads:
+                part = load.source.part
+                targets[part] = self.hold_back_lossy_files(load, parsed[part])
+                retained[part] = self.retain_rows(lines.sparkSession, load, targets[part])
+        parts = [(load.table, targets[load.source.part]) for load in loads]
+        rows = raw_rows.selected_rows(lines, parts, days)
+        for retained_rows in retained.values():
+            if retained_rows.rows is not None:
+                rows = rows.unionByName(retained_rows.rows)
+        return [
+            types.Candidate(
+                load.plan,
+                self._expect(
+                    load,
+                    rows,
+                    parsed[load.source.part],
+                    targets[load.source.part],
+                    retained[load.source.part],
+                ),
             )
-            retained = self.retain_rows(parsed_files.lines.sparkSession, targets, ledger)
-        rows = raw_rows.selected_rows(parsed_files, targets, source, table, plan.days)
-        if retained.rows is not None:
-            rows = rows.unionByName(retained.rows)
+            for load in loads
+        ]
+
+    def _expect(
+        self,
+        load: PlannedLoad,
+        rows: DataFrame,
+        parsed_files: raw_rows.ParsedFiles,
+        targets: Mapping[date, load_manifest.LoadTarget],
+        retained: raw_rows.RetainedRows,
+    ) -> types.ComputedDays:
+        """Return the loaded days with what is expected of them."""
+        source, table, days = load.source, load.table, load.plan.days
         # The input digests are of the files that were really loaded.
         manifests = {day: target.manifest for day, target in targets.items()}
         computed = types.ComputedDays(
             rows,
-            raw_expectations.rejected_expectations(parsed_files, targets, retained, plan.days),
+            raw_expectations.rejected_expectations(parsed_files, targets, retained, days),
             input_digests={day: manifest.content_digest() for day, manifest in manifests.items()},
             numbers=_missing_folder_figures(manifests),
         )
-        if table is raw:
-            figures = raw_expectations.ambiguous_figures(source, parsed_files, targets, plan.days)
-            computed = replace(
-                computed.with_numbers(figures),
-                expectations=raw_expectations.raw_expectations(
-                    source,
-                    parsed_files,
-                    targets,
-                    retained,
-                    plan.days,
-                    _published_counts(log, plan.days),
-                    self.deployment.settings,
-                    self.accepted,
-                ),
-                log_change=LogChange(
-                    source,
-                    rows,
-                    manifests,
-                    self.deployment.settings.landing,
-                    listing,
-                    policy,
-                    self.deployment.settings.timezone,
-                ),
-            )
-        yield types.Candidate(plan, computed)
+        if table is not source.raw:
+            return computed
+        figures = raw_expectations.ambiguous_figures(source, parsed_files, targets, days)
+        return replace(
+            computed.with_numbers(figures),
+            expectations=raw_expectations.raw_expectations(
+                source,
+                parsed_files,
+                targets,
+                retained,
+                days,
+                _published_counts(load.log, days),
+                self.deployment.settings,
+                self.accepted,
+            ),
+            log_change=LogChange(
+                source,
+                table.rows_of_part(rows),
+                manifests,
+                self.deployment.settings.landing,
+                load.listing,
+                source.policy(self.deployment.settings),
+                self.deployment.settings.timezone,
+            ),
+        )
 
     def _snapshot(
         self,
@@ -158,72 +272,78 @@ class RawLoader:
             changes={name: changes},
         )
 
-    def _start_session(
-        self, listing: Listing, log: Ledger, ledger: Ledger, window: Window
-    ) -> SparkSession:
-        """Return the session that suits the rows that days of a table are loaded from."""
-        retained_rows = sum(map(ledger.estimate_rows, window))
-        # Rows that replaced files are compared with.
-        compared_rows = sum(map(log.estimate_rows, window.widen_by(before=1, after=1)))
-        rows = listing.estimate_rows() + retained_rows + compared_rows
-        return self.publisher.engine.session_for_rows(rows)
-
     def parse_files(
-        self, session: SessionFactory, days: Window, listing: Listing
-    ) -> raw_rows.ParsedFiles:
-        """Parse the files once for both tables, as long as the listing is the same."""
-        folders = days.widen_by(before=1)
-        entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
-        key = days, frozenset(entries.values())
+        self, session: SessionFactory, loads: Sequence[PlannedLoad]
+    ) -> Mapping[str, raw_rows.ParsedFiles]:
+        """Parse the files once for both tables, as long as the listing is the same; by part.
+
+        The lines of all parts are in one frame.
+        """
+        files_by_part = [(load.source.part, frozenset(load.files.values())) for load in loads]
+        key = (*loads[0].plan.days,), (*files_by_part,)
         if key not in self._parsed:
-            self._parsed[key] = self._parse_folders(session(), folders, listing, entries)
+            self._parsed[key] = self._parse_folders(session(), loads)
         return self._parsed[key]
 
     def _parse_folders(
-        self,
-        spark: SparkSession,
-        folders: Window,
-        listing: Listing,
-        entries: Mapping[str, ListedFile],
-    ) -> raw_rows.ParsedFiles:
+        self, spark: SparkSession, loads: Sequence[PlannedLoad]
+    ) -> dict[str, raw_rows.ParsedFiles]:
         """Parse the files; repeat without those that changed since the listing, until none does."""
-        source = self.source
-        limits = SizeLimits.from_settings(self.deployment.settings)
-        landing_files = files.probe_files(
-            spark, self.deployment.settings.landing, source, folders, listing, limits
-        )
+        source, settings = loads[0].source, self.deployment.settings
+        folders, limits = loads[0].plan.days.widen_by(before=1), SizeLimits.from_settings(settings)
+        opened = [
+            files.open_files(settings.landing, load.source, folders, load.listing, limits)
+            for load in loads
+        ]
+        joined = opened[0].join(opened[1:])
+        files.count_lines(spark, source, joined)
 
         def parse_lines(
-            part: files.LandingFiles,
+            some_files: files.LandingFiles,
         ) -> tuple[DataFrame, dict[str, raw_rows.FileCounts]]:
             # No filter before this: Spark would push it down and parse everything again.
-            landed = files.read_lines(spark, part, source)
-            lines = self.cache(
-                raw_rows.read_versions(landed, source, self.deployment.settings.timezone)
-            )
-            return lines, raw_rows.count_lines_by_file(lines, source, part.line_counts)
+            landed = files.read_lines(spark, some_files, source)
+            lines = self.cache(raw_rows.read_versions(landed, source, settings.timezone))
+            return lines, raw_rows.count_lines_by_file(lines, source, some_files.line_counts)
 
-        moving: set[str] = set()
+        moving: list[set[str]] = [set() for _ in loads]
         while True:
-            lines, counts = files.retry_without_bad_files(spark, landing_files, parse_lines)
-            if raw_expectations.drop_ambiguous_files(source, landing_files, counts):
+            lines, counts = files.retry_without_bad_files(spark, joined, parse_lines)
+            if raw_expectations.drop_ambiguous_files(source, joined, counts):
                 continue
-            second_listing = self.list_folders(folders)
-            current_files = {
-                name: file for day in folders for name, file in second_listing.files_on(day).items()
-            }
-            moving |= {name for name, entry in entries.items() if current_files.get(name) != entry}
-            if not landing_files.exclude_files(moving):
-                return raw_rows.ParsedFiles(landing_files, frozenset(moving), lines, counts)
+            for load, names, part_files in zip(loads, moving, opened, strict=True):
+                listed_now = replace(load, listing=self.list_folders(load.source, folders)).files
+                names |= {n for n, entry in load.files.items() if listed_now.get(n) != entry}
+                part_files.exclude_files(names)
+            readable = {file for part_files in opened for file in part_files.files}
+            joined.broken = {f: why for f, why in joined.broken.items() if f in readable}
+            stale = [file for file in joined.files if file not in readable]
+            if not stale:
+                break
+            joined.files = [file for file in joined.files if file in readable]
+        for part_files in opened:
+            for file in [file for file in part_files.files if file in joined.broken]:
+                part_files.drop_file(file, joined.broken[file])
+        return {
+            load.source.part: raw_rows.ParsedFiles(
+                part_files,
+                frozenset(names),
+                lines,
+                {
+                    f.source_file: counts[f.full_name]
+                    for f in part_files.files
+                    if f.full_name in counts
+                },
+            )
+            for load, names, part_files in zip(loads, moving, opened, strict=True)
+        }
 
     def hold_back_lossy_files(
-        self,
-        parsed_files: raw_rows.ParsedFiles,
-        targets: raw_rows.LoadTargets,
-        previous: Mapping[date, load_manifest.LoadManifest],
-        log: Ledger,
+        self, load: PlannedLoad, parsed_files: raw_rows.ParsedFiles
     ) -> dict[date, load_manifest.LoadTarget]:
         """Return the load targets without unreadable files and replaced files that lose keys."""
+        previous, log = load.previous, load.log
+        targets = {day: load.targets[day] for day in load.plan.days}
         unread = parsed_files.moving | parsed_files.landing_files.broken_names
         load_targets = {
             day: target.without_files(unread, previous.get(day)) for day, target in targets.items()
@@ -242,7 +362,7 @@ class RawLoader:
         missing_keys = raw_rows.lost_keys(
             self._published_rows(parsed_files.lines.sparkSession, log, days),
             parsed_files.lines,
-            self.source,
+            load.source,
             doubtful,
         )
         return {
@@ -251,7 +371,7 @@ class RawLoader:
         }
 
     def _manifests_from_rows(
-        self, log: Ledger, window: Window, recorded: Collection[date]
+        self, source: Source, log: Ledger, window: Window, recorded: Collection[date]
     ) -> dict[date, load_manifest.LoadManifest]:
         """Derive the manifests of published days without a recorded one, such as of lost commits.
 
@@ -259,7 +379,7 @@ class RawLoader:
         """
         days = [day for day in window if day in log.published_days and day not in recorded]
         files_by_day: dict[date, dict[str, load_manifest.LoadedFile]] = {day: {} for day in days}
-        for table in (self.source.raw, self.source.rejected) if days else ():
+        for table in (source.raw, source.rejected) if days else ():
             ledger = read_ledger(self.deployment.table_url(table.name), table)
             published_days = [day for day in days if day in ledger.published_days]
             if published_days:
@@ -269,9 +389,10 @@ class RawLoader:
         return {day: load_manifest.LoadManifest(files) for day, files in files_by_day.items()}
 
     def retain_rows(
-        self, spark: SparkSession, load_targets: raw_rows.LoadTargets, ledger: Ledger
+        self, spark: SparkSession, load: PlannedLoad, load_targets: raw_rows.LoadTargets
     ) -> raw_rows.RetainedRows:
         """Return the published rows that stay."""
+        ledger = load.plan.ledger
         days = [
             day
             for day, target in load_targets.items()
@@ -282,7 +403,7 @@ class RawLoader:
         table, zone = ledger.table, self.deployment.settings.timezone
         published = self._published_rows(spark, ledger, days)
         rows = self.cache(
-            raw_rows.rows_to_retain(published, load_targets, days, self.source, table, zone)
+            raw_rows.rows_to_retain(published, load_targets, days, load.source, table, zone)
         )
         counts = rows.groupBy(table.partition).agg(
             F.count(F.lit(1)), F.count_if(F.col("_elsewhere"))
@@ -341,20 +462,19 @@ def build_raw_assets(deployment: Deployment, parts: Sequence[Source]) -> dg.Asse
             tags.get(tag, "").lower() == "true" for tag in (types.CLOSE_TAG, types.REOPEN_TAG)
         )
         with cache_frames() as cache:
-            loaders = [
-                RawLoader(
-                    deployment,
-                    part,
-                    deployment.io_manager(context.resources),
-                    cache,
-                    frozenset(name.strip() for name in accepted) - {""},
-                    close,
-                    reopen,
-                )
-                for part in parts
+            loader = RawLoader(
+                deployment,
+                {part.part: part for part in parts},
+                deployment.io_manager(context.resources),
+                cache,
+                frozenset(name.strip() for name in accepted) - {""},
+                close,
+                reopen,
+            )
+            steps = [
+                ([part.raw for part in parts], partial(loader.compute, Role.LOG)),
+                ([part.rejected for part in parts], partial(loader.compute, Role.REJECTED)),
             ]
-            logs = [(x.source.raw, partial(x.compute, x.source.raw)) for x in loaders]
-            rejected = [(x.source.rejected, partial(x.compute, x.source.rejected)) for x in loaders]
-            yield from yield_outputs(deployment, context, [*logs, *rejected])
+            yield from yield_outputs(deployment, context, steps)
 
     return read_source

@@ -5,36 +5,34 @@ figures of lateness group them by key as well. In a run of a range, all of them 
 log days, so they are ranked once for the steps that read the same (`LogLines`).
 """
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Self
 
 import dagster as dg
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
-from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.input_frames import sums_by_day
-from backfill_assets.assets.table_asset import AssetInputs, ComputeDays, table_asset
+from backfill_assets.assets.input_frames import AssetInputs, read_inputs, sums_by_day
+from backfill_assets.assets.table_asset import table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, Policy, lines_within
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitNotes
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.spark.frames import Cache, create_frame
+from backfill_assets.spark.frames import Cache, part_key, split_by_part
 from backfill_assets.staleness.finality import window_closed_at
-from backfill_assets.tables.derived import Current
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Lineage
 from backfill_assets.transforms import dedup
+from backfill_assets.transforms.lateness import delay_beyond, lateness_figures
 
 
 @dataclass(frozen=True)
@@ -57,29 +55,31 @@ class LogLines:
     def read(
         cls,
         deployment: Deployment,
-        table: SourceTable | Current,
-        inputs: AssetInputs,
+        parts: Sequence[AssetInputs],
         days: Window,
     ) -> Self:
-        """Read the lines that some days of a table are built from."""
-        source = table.source
-        log = inputs.tables[source.raw.name]
-        log_days = log.days_read_for(days)
-        raw = log.read_days(log_days)
+        """Read the lines that some days of a table, or of parts of one, are built from."""
+        source = parts[0].table.source
+        logs = [inputs.tables[inputs.table.source.raw.name] for inputs in parts]
+        log_days = frozenset[date]().union(*(log.days_read_for(days) for log in logs))
+        raw = TableSnapshot.read_together(logs, log_days)
         rows = dedup.with_event_day(raw, source, deployment.settings.timezone)
         policy = source.policy(deployment.settings)
 
         def rank() -> DataFrame:
             return dedup.rank_lines(rows, source, policy.window_days, corrects=policy.corrects)
 
-        filled_days = _filled_days(log.ledger, log_days)
-        tables = {source.staged.name, *deployment.graph.current_tables(source.raw.name)}
-        ranking_tables = tables & inputs.run_tables
-        if not _is_shared(deployment.graph, ranking_tables, log.ledger, filled_days, days):
-            return cls(rows, None, rank)
+        filled_days = [_filled_days(log.ledger, log_days) for log in logs]
+        for inputs, log, days_with_rows in zip(parts, logs, filled_days, strict=True):
+            own_source = inputs.table.source
+            tables = {own_source.staged.name, *deployment.graph.current_tables(log.table.name)}
+            ranking_tables = tables & inputs.run_tables
+            if not _is_shared(deployment.graph, ranking_tables, log.ledger, days_with_rows, days):
+                return cls(rows, None, rank)
         # A step with few rows has a session of its own.
-        key = (log.table.name, log.ledger.version, filled_days, raw.sparkSession)
-        return cls(rows, inputs.share(key, rank), rank)
+        names = tuple(log.table.name for log in logs)
+        key = (names, logs[0].ledger.version, tuple(filled_days), raw.sparkSession)
+        return cls(rows, parts[0].share(key, rank), rank)
 
     def cache_ranked(self, select: Callable[[DataFrame], DataFrame], cache: Cache) -> DataFrame:
         """Return a selection of the ranked lines, whose rows are cached."""
@@ -126,64 +126,80 @@ def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool =
 
 
 def staged_expectations(
-    raw: DataFrame, rows: DataFrame, window: Window, window_days: int
-) -> dict[date, Expectation]:
-    """By event day: rows in time (counted from the raw log) = staged + superseded."""
-    counted, zero = F.lit(1), F.lit(0)
+    raw: DataFrame,
+    rows: DataFrame,
+    window: Window,
+    window_days: int,
+    parts: Sequence[SourceTable],
+) -> list[dict[date, Expectation]]:
+    """By event day of each part: rows in time (counted from the raw log) = staged + superseded."""
+    counted, zero, keys = F.lit(1), F.lit(0), parts[0].cell_columns
     lines_in_time = raw.where(window.sql_condition("event_date")).where(
         dedup.within_window(window_days)
     )
-    both = lines_in_time.select("event_date", counted.alias("came"), zero.alias("gone")).unionAll(
-        rows.where(dedup.SUPERSEDED).select("event_date", zero, counted)
+    both = lines_in_time.select(*keys, counted.alias("came"), zero.alias("gone")).unionAll(
+        rows.where(dedup.SUPERSEDED).select(*keys, zero, counted)
     )
-    day_sums = sums_by_day(both, "event_date", {name: F.sum(name) for name in ("came", "gone")}, {})
+    sums = {name: F.sum(name) for name in ("came", "gone")}
+    sums_by_part = sums_by_day(both, "event_date", sums, {}, parts[0].part_column)
     nothing = {"came": 0, "gone": 0}
-    expectations = {}
-    for day in window:
-        of_day = day_sums.get(day, nothing)
-        line_count, superseded = int(of_day["came"]), int(of_day["gone"])
-        expectations[day] = Expectation(
-            entries={"in time": line_count, "superseded": superseded}, rows=line_count - superseded
-        )
-    return expectations
+
+    def expect(day_sums: Mapping[str, Any]) -> Expectation:
+        line_count, superseded = int(day_sums["came"]), int(day_sums["gone"])
+        entries = {"in time": line_count, "superseded": superseded}
+        return Expectation(entries=entries, rows=line_count - superseded)
+
+    return [
+        {day: expect(sums_by_part.get(part.part, {}).get(day, nothing)) for day in window}
+        for part in parts
+    ]
 
 
 def late_expectations(
     raw: DataFrame,
-    source: Source,
+    parts: Sequence[tuple[Source, date]],
     window: Window,
     window_days: int,
-    start: date,
     *,
     keep: bool = True,
     counted: bool = True,
-) -> dict[date, Expectation]:
-    """By log day: rows of the raw log = in time + late, with a notice about the late ones.
+) -> list[dict[date, Expectation]]:
+    """By log day of each part: rows of the raw log = in time + late, with a notice of these.
 
-    `keep`: the late lines are kept; `counted`: a table has them, as it has all that is known.
+    `parts` has the source and the first day of each part. `keep`: the late lines are kept;
+    `counted`: a table has them, as it has all that is known.
 
     Late lines that are kept are in the current tables, and a warning is enough; for dropped ones
     the notice is the only trace. Lines of days before the first day are in the raw log only, in
     time or late.
     """
     late = dedup.is_late(window_days)
-    nothing = F.lit(Decimal("0.00"))
-    counts = raw.groupBy("log_date").agg(
-        F.count(F.lit(1)),
-        F.count_if(late),
-        F.coalesce(F.sum(F.when(late, dedup.line_amount(source))), nothing),
-        F.count_if(F.col("event_date") < F.lit(start)),
+    source, first_day = parts[0]
+    nothing, part_column = F.lit(Decimal("0.00")), source.raw.part_column
+    start = F.lit(first_day)
+    for part, day in parts[1:]:
+        start = F.when(F.col(part_column) == part.part, F.lit(day)).otherwise(start)
+    counts = raw.groupBy(*part_key(part_column), "log_date").agg(
+        F.count(F.lit(1)).alias("_rows"),
+        F.count_if(late).alias("_late"),
+        F.coalesce(F.sum(F.when(late, dedup.line_amount(source))), nothing).alias("_amount"),
+        F.count_if(F.col("event_date") < start).alias("_before"),
     )
-    counts_by_day = {day: numbers for day, *numbers in counts.collect()}
+    counts_by_part: Mapping[Any, Mapping[date, Any]] = {
+        part: {row["log_date"]: row for row in rows}
+        for part, rows in split_by_part(counts.collect()).items()
+    }
     severity = Severity.WARN if keep else Severity.ALERT
-    expectations = {}
-    for day in window:
-        rows, count, amount, before = counts_by_day.get(day, (0, 0, Decimal("0.00"), 0))
+    no_lines: Mapping[str, Any] = {"_rows": 0, "_late": 0, "_amount": Decimal("0.00"), "_before": 0}
+
+    def expect(source: Source, first_day: date, day: date) -> Expectation:
+        counts = counts_by_part.get(source.part, {}).get(day, no_lines)
+        rows, count, amount, before = (counts[name] for name in no_lines)
         warning = (
-            f"{before} line(s) tell of days before {start}, the first of all; they are in "
+            f"{before} line(s) tell of days before {first_day}, the first of all; they are in "
             f"{source.raw.name} and in no total"
         )
-        expectations[day] = Expectation(
+        return Expectation(
             entries={
                 "raw": rows,
                 "in time": rows - count,
@@ -197,7 +213,8 @@ def late_expectations(
             if count
             else {},
         )
-    return expectations
+
+    return [{day: expect(*part, day) for day in window} for part in parts]
 
 
 def _late_message(source: Source, count: int, amount: Decimal, keep: bool, counted: bool) -> str:
@@ -221,14 +238,16 @@ def build_staging_assets(
     return [
         table_asset(
             deployment,
-            [(part.staged, _staged_computation(deployment, part)) for part in parts],
+            [part.staged for part in parts],
+            partial(_compute_staged, deployment),
             name=f"stage_{source.name}",
             group="staging",
             lineage=_staging_lineage(source),
         ),
         table_asset(
             deployment,
-            [(part.late, _late_computation(deployment, part)) for part in parts],
+            [part.late for part in parts],
+            partial(_compute_late, deployment),
             name=f"keep_late_{source.name}",
             group="staging",
             lineage=_staging_lineage(source, "arrival_date", "source_file"),
@@ -245,52 +264,62 @@ def _staging_lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _staged_computation(deployment: Deployment, source: Source) -> ComputeDays:
-    """Return what computes days of the staging table.
+def _compute_staged(
+    deployment: Deployment, parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Compute each key once, on its event day, in the greatest version in time.
 
-    Each key once, on its event day, in the greatest version in time. Its commit marks the days
-    whose late-data window has closed as final.
+    It is read from the log days of the window. The commit marks the days whose late-data window has
+    closed as final.
     """
-    policy = source.policy(deployment.settings)
-    window_days = policy.window_days
+    tables: list[SourceTable] = [part.table for part in parts]
+    source = tables[0].source
+    window_days = source.policy(deployment.settings).window_days
+    lines = LogLines.read(deployment, parts, days)
+    ranked_rows = lines.cache_ranked(
+        lambda ranked: dedup.rank_in_window(ranked, source, days, window_days), cache
+    )
+    expectations = staged_expectations(lines.rows, ranked_rows, days, window_days, tables)
+    rows = dedup.drop_superseded(ranked_rows, source)
+    closed_days = [
+        {
+            *window_closed_at(
+                part.tables[part.table.source.raw.name].ledger,
+                part.table.source.policy(deployment.settings),
+            )
+        }
+        for part in parts
+    ]
+    return [
+        ComputedDays(rows, expected, scattered=True, notes=CommitNotes(closed))
+        for expected, closed in zip(expectations, closed_days, strict=True)
+    ]
 
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Compute each key's greatest version in time, from the log days of the window."""
-        lines = LogLines.read(deployment, source.staged, inputs, days)
-        ranked_rows = lines.cache_ranked(
-            lambda ranked: dedup.rank_in_window(ranked, source, days, window_days), cache
-        )
-        closed_days = {*window_closed_at(inputs.tables[source.raw.name].ledger, policy)}
-        expectations = staged_expectations(lines.rows, ranked_rows, days, window_days)
-        rows = dedup.drop_superseded(ranked_rows, source)
-        return ComputedDays(rows, expectations, scattered=True, notes=CommitNotes(closed_days))
 
-    return compute_days
+def _compute_late(
+    deployment: Deployment, parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Compute the late lines of these log days; dropped ones are only counted by the audit.
 
-
-def _late_computation(deployment: Deployment, source: Source) -> ComputeDays:
-    """Return what computes days of late lines; dropped ones are only counted by the audit."""
-    policy = source.policy(deployment.settings)
-    window_days = policy.window_days
-
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Compute the late lines of these log days; the frame is empty if the policy drops them."""
-        raw = dedup.with_event_day(
-            inputs.tables[source.raw.name].read_days(days), source, deployment.settings.timezone
-        )
-        rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
-        expected = late_expectations(
-            raw,
-            source,
-            days,
-            window_days,
-            policy.start,
-            keep=policy.corrects,
-            counted=bool(deployment.graph.tables_of_all_known(source.raw.name)),
-        )
-        return ComputedDays(rows, expected, notes=_late_commit_notes(expected))
-
-    return compute_days
+    The frame is empty if the policy drops them.
+    """
+    sources: list[Source] = [part.table.source for part in parts]
+    source, policy = sources[0], sources[0].policy(deployment.settings)
+    lines = read_inputs(parts, lambda table: table.source.raw, days)
+    raw = dedup.with_event_day(lines, source, deployment.settings.timezone)
+    rows = cache(late_lines(raw, source, policy.window_days, keep=policy.corrects))
+    expectations = late_expectations(
+        raw,
+        [(source, source.policy(deployment.settings).start) for source in sources],
+        days,
+        policy.window_days,
+        keep=policy.corrects,
+        counted=bool(deployment.graph.tables_of_all_known(source.raw.name)),
+    )
+    return [
+        ComputedDays(rows, expected, notes=_late_commit_notes(expected))
+        for expected in expectations
+    ]
 
 
 def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
@@ -303,200 +332,75 @@ def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
     return CommitNotes(details=CommitDetails(late=late))
 
 
-def lateness_figures(
-    raw: DataFrame, rejected: DataFrame, source: Source, window: Window, policy: Policy
-) -> DataFrame:
-    """Return one row for each log day of the window, also for a day without lines.
-
-    `raw` is the result of `with_event_day` for the log days from `policy.window_days` before the
-    window to its end; the days before only tell which keys were known. `rejected` has days of the
-    window.
-    """
-    unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
-        F.count(F.lit(1)).alias("rejected_lines")
-    )
-    struct = T.StructType().add("log_date", T.DateType())
-    days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
-    logged = window.sql_condition("log_date")
-    flagged = raw.withColumn(dedup.SUPERSEDED, _is_repeated(source, policy.window_days))
-    days_late = _days_late(policy, window)
-    parts = (
-        _by_delay(flagged.where(logged), source, days_late, policy.window_days),
-        _delay_percentiles(raw.where(logged), source, days_late),
-        unread,
-    )
-    table = source.lateness
-    kinds = {name: table.struct_type[name].dataType.simpleString() for name in table.columns}
-    part = table.part_values
-    measured = [name for name in kinds if name != "log_date" and name not in part]
-    figures = [F.first(name, ignorenulls=True).alias(name) for name in measured]
-    # Rows of one day are merged: joins would be a broadcast job each.
-    rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts, days)
-    merged = rows.groupBy("log_date").agg(*figures)
-    if part:  # Spark Connect takes no empty mapping
-        merged = merged.withColumns({name: F.lit(value) for name, value in part.items()})
-    return merged.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
-
-
-def _fill_zero(name: str, kind: str) -> Column:
-    """Return a column in its type of the table, with zero for days without rows in an input."""
-    column = F.col(name)
-    if kind.startswith("array"):
-        column = F.coalesce(column, F.array().cast(kind))
-    elif name.endswith(("_lines", "_amount")) or name == "lines":
-        column = F.coalesce(column, F.lit(0))
-    return column.cast(kind).alias(name)
-
-
-def _delay_days() -> Column:
-    return F.datediff("log_date", "event_date")
-
-
-#: The longest delay of which the days that nothing was expected on are left out.
-_MOST_WAITED = 366
-
-
-def _days_late(policy: Policy, window: Window) -> Column:
-    """Return how many days after its usual arrival a line was logged; 0 or less if in time.
-
-    Lines of a source with `arrives_on` wait for the next day on which something is expected.
-    """
-    days = _delay_days() - policy.arrives_after
-    first = window.start - _MOST_WAITED * DAY
-    waits = [
-        (policy.arrival_of(day) - day).days - policy.arrives_after
-        for day in Window(first, window.end)
-    ]
-    if not any(waits):
-        return days
-    # Text that Spark makes a literal of; thousands of literals would take seconds to plan.
-    waited = F.get(
-        F.from_json(F.lit(json.dumps(waits)), "array<int>"), F.datediff("event_date", F.lit(first))
-    )
-    return days - F.when(_delay_days() <= _MOST_WAITED, waited).otherwise(0)
-
-
-def _by_delay(logged: DataFrame, source: Source, days_late: Column, window_days: int) -> DataFrame:
-    """Return counts and sums by log day, in all and by delay.
-
-    Grouped by event day first, which leaves few rows. `logged` has the flag `SUPERSEDED`.
-    """
-    late, beyond = days_late >= 1, F.col("delay") > window_days
-    entry = F.struct("delay", "count", "money")
-    return (
-        logged.groupBy("log_date", "event_date")
-        .agg(
-            F.count(F.lit(1)).alias("count"),
-            F.sum(dedup.line_amount(source)).alias("amount"),
-            F.sum(F.abs(dedup.line_amount(source))).alias("money"),
-            F.count_if(dedup.SUPERSEDED).alias("superseded"),
-        )
-        .withColumn("delay", _delay_days())
-        .groupBy("log_date")
-        .agg(
-            F.sum("count").alias("lines"),
-            F.sum("superseded").alias("superseded_lines"),
-            F.sum(F.when(late, F.col("count"))).alias("late_lines"),
-            F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
-            F.sum(F.when(beyond, F.col("count"))).alias("beyond_lines"),
-            F.sum(F.when(beyond, F.col("amount"))).alias("beyond_amount"),
-            F.sort_array(F.collect_list(entry)).alias("entries"),
-        )
-        .withColumns(
-            {
-                "delays": F.col("entries.delay"),
-                "lines_by_delay": F.col("entries.count"),
-                "amount_by_delay": F.col("entries.money"),
-            }
-        )
-        .drop("entries")
-    )
-
-
-def _delay_percentiles(logged: DataFrame, source: Source, days_late: Column) -> DataFrame:
-    """Return delays by log day with late lines, counted from when the lines were expected."""
-    times = [F.col(name).cast("timestamp") for name in dedup.compared_times(source)]
-    micros = F.unix_micros(F.greatest(*times)) - F.unix_micros(times[0])
-    # In integers: a double cannot hold the microseconds between distant times.
-    minutes = F.call_function("div", micros, F.lit(60_000_000))
-    delays = {"days": days_late, "minutes": minutes}
-    return (
-        logged.where(days_late >= 1)
-        .withColumns(delays)
-        .groupBy("log_date")
-        .agg(
-            *[
-                column.alias(f"delay_{unit}_{name}")
-                for unit in delays
-                for name, column in (
-                    ("p50", _discrete_percentile(unit, "0.5")),
-                    ("p95", _discrete_percentile(unit, "0.95")),
-                    ("max", F.max(unit)),
-                )
-            ]
-        )
-    )
-
-
-def _discrete_percentile(name: str, share: str) -> Column:
-    """Return a percentile that is one of the values, without interpolation."""
-    return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
-
-
-def _is_repeated(source: Source, window_days: int) -> Column:
-    """Whether a line is not the first of its key in its log day and the W days before it.
-
-    Computed for each day by itself, so that a range gives the same as its days one by one.
-    """
-    by_day = SqlWindow.partitionBy(*source.key).orderBy("log_date")
-    since = F.datediff("log_date", F.lag("log_date").over(by_day))
-    return F.coalesce(since <= window_days, F.lit(False))
-
-
 def lateness_expectations(
-    rows: Mapping[date, Any],
+    rows: Mapping[str, Mapping[date, Any]],
     raw: DataFrame,
     rejected: DataFrame,
-    source: Source,
+    tables: Sequence[SourceTable],
     window: Window,
     policy: Policy,
-    unknown: Collection[date] = (),
-) -> dict[date, Expectation]:
-    """By log day: one row, whose counts are those of the inputs.
+    unknown: Mapping[str, Collection[date]],
+) -> list[dict[date, Expectation]]:
+    """By log day of each part: one row, whose counts are those of the inputs.
 
-    `rows` is the result of `lateness_figures` by day. The logs of `unknown` days have never been
-    published, so that their keys are not known.
+    `rows` is the result of `lateness_figures` by part and day. The logs of `unknown` days, by part,
+    have never been published, so that their keys are not known.
     """
-    logged = raw.where(window.sql_condition("log_date"))
-    both = logged.select(
-        "log_date",
-        F.lit(1).alias("lines"),
-        (_days_late(policy, window) >= 1).cast("int").alias("late"),
-        dedup.is_late(policy.window_days).cast("int").alias("beyond"),
-        F.lit(0).alias("rejected"),
-    ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
+    keys, part_column = [*filter(None, [tables[0].part_column])], tables[0].part_column
+    both = (
+        raw.where(window.sql_condition("log_date"))
+        .select(
+            *keys,
+            "log_date",
+            F.lit(1).alias("lines"),
+            (delay_beyond(policy, window) >= 1).cast("int").alias("late"),
+            dedup.is_late(policy.window_days).cast("int").alias("beyond"),
+            F.lit(0).alias("rejected"),
+        )
+        .unionAll(rejected.select(*keys, "arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
+    )
     names = ("lines", "late", "beyond", "rejected")
-    window_days = policy.window_days
-    sums = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
-    expectations_by_day = {}
-    for day in window:
-        day_sums = sums.get(day, {})
-        entries = {name: day_sums.get(name, 0) for name in names}
-        problems = []
-        for name, expected in entries.items():
-            column = "lines" if name == "lines" else f"{name}_lines"
-            actual = rows[day][column] if day in rows else None
-            if actual is not None and actual != expected:
-                problems.append(f"{column} is {actual} where {expected} are due")
-        holes = [d for d in Window(day, day).widen_by(before=window_days) if d in unknown]
-        warning = (
-            f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
-            f"have no published {source.raw.name}; publish them, then this day again"
-        )
-        expectations_by_day[day] = Expectation(
-            entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
-        )
-    return expectations_by_day
+    sums = sums_by_day(both, "log_date", {n: F.sum(n) for n in names}, {}, part_column)
+    return [
+        {
+            day: _expect_lateness(
+                rows.get(table.part, {}).get(day),
+                {name: sums.get(table.part, {}).get(day, {}).get(name, 0) for name in names},
+                table.source,
+                [
+                    d
+                    for d in Window(day, day).widen_by(before=policy.window_days)
+                    if d in unknown.get(table.part, ())
+                ],
+                policy.window_days,
+            )
+            for day in window
+        }
+        for table in tables
+    ]
+
+
+def _expect_lateness(
+    row: Mapping[str, Any] | None,
+    entries: Mapping[str, Any],
+    source: Source,
+    holes: Sequence[date],
+    window_days: int,
+) -> Expectation:
+    """Return what the figures of a day must be; of the days in `holes` the keys are not known."""
+    problems = []
+    for name, expected in entries.items():
+        column = "lines" if name == "lines" else f"{name}_lines"
+        actual = row[column] if row else None
+        if actual is not None and actual != expected:
+            problems.append(f"{column} is {actual} where {expected} are due")
+    warning = (
+        f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
+        f"have no published {source.raw.name}; publish them, then this day again"
+    )
+    return Expectation(
+        entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
+    )
 
 
 def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
@@ -560,35 +464,52 @@ def build_lateness_asset(deployment: Deployment, parts: Sequence[Source]) -> dg.
     source = parts[0]
     return table_asset(
         deployment,
-        [(part.lateness, _lateness_computation(deployment, part)) for part in parts],
+        [part.lateness for part in parts],
+        partial(_compute_lateness, deployment),
         name=f"measure_{source.lateness.asset_name}",
         group="lateness",
         lineage=_lateness_lineage(source),
     )
 
 
-def _lateness_computation(deployment: Deployment, source: Source) -> ComputeDays:
-    """Return what computes days of a source's lateness figures, from its raw log."""
-    policy = source.policy(deployment.settings)
-    window_days = policy.window_days
-    table = source.lateness
-
-    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        """Compute one row of figures for each log day, from the raw log and the rejected lines."""
-        lines = LogLines.read(deployment, table, inputs, days)
-        rejected = inputs.tables[source.rejected.name].read_days(days)
-        # The lines that other steps share are grouped by key already.
-        raw = lines.rows if lines.shared is None else lines.shared
-        frame = cache(lateness_figures(raw, rejected, source, days, policy))
-        rows = {row["log_date"]: row.asDict() for row in frame.collect()}
-        published_days = inputs.tables[source.raw.name].ledger.published_days
-        log_days = days.widen_by(before=window_days)
-        unknown = {d for d in log_days if d >= policy.start and d not in published_days}
-        return ComputedDays(
-            frame,
-            lateness_expectations(rows, lines.rows, rejected, source, days, policy, unknown),
-            scattered=True,
-            numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
+def _compute_lateness(
+    deployment: Deployment, parts: Sequence[AssetInputs], cache: Cache, days: Window
+) -> list[ComputedDays]:
+    """Compute one row of figures for each log day, from the raw log and the rejected lines."""
+    tables: list[SourceTable] = [part.table for part in parts]
+    policies = [table.source.policy(deployment.settings) for table in tables]
+    policy = policies[0]
+    lines = LogLines.read(deployment, parts, days)
+    rejected = read_inputs(parts, lambda table: table.source.rejected, days)
+    # The lines that other steps share are grouped by key already.
+    raw = lines.rows if lines.shared is None else lines.shared
+    frame = cache(lateness_figures(raw, rejected, tables, days, policy))
+    rows_by_part: dict[str, dict[date, Mapping[str, Any]]] = {table.part: {} for table in tables}
+    for row in frame.collect():
+        part = row[tables[0].part_column] if tables[0].part else ""
+        rows_by_part[part][row["log_date"]] = row.asDict()
+    log_days = days.widen_by(before=policy.window_days)
+    unknown = {
+        table.part: {d for d in log_days if d >= policy.start} - log.ledger.published_days
+        for table, policy, log in zip(
+            tables,
+            policies,
+            (part.tables[part.table.source.raw.name] for part in parts),
+            strict=True,
         )
-
-    return compute_days
+    }
+    expectations = lateness_expectations(
+        rows_by_part, lines.rows, rejected, tables, days, policy, unknown
+    )
+    return [
+        ComputedDays(
+            frame,
+            expected,
+            scattered=True,
+            numbers={
+                day: day_figures(row, table.source.arrives_after)
+                for day, row in rows_by_part[table.part].items()
+            },
+        )
+        for table, expected in zip(tables, expectations, strict=True)
+    ]

@@ -1,20 +1,26 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import dagster as dg
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from backfill_assets.assets.input_frames import OpenServices, Services
+from backfill_assets.assets.input_frames import (
+    AssetInputs,
+    OpenServices,
+    record_references,
+    reference_digests,
+    reference_observations,
+)
 from backfill_assets.audit.checks import check_specs
+from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.calendar.partitions import (
     DATE_DIMENSION,
     DaySet,
@@ -30,7 +36,6 @@ from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
 from backfill_assets.delta.data_files import TableSnapshot
-from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import SessionFactory
@@ -44,11 +49,20 @@ from backfill_assets.publish.compute import (
 from backfill_assets.publish.publication import CommitRaceError
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
-from backfill_assets.spark.frames import Cache, Share, cache_frames
+from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.spark.jars import EngineError
-from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.table import Dependency, ExternalTable, Lineage, Table
-from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
+from backfill_assets.tables.derived import Derived, carries_state
+from backfill_assets.tables.table import (
+    Dependency,
+    ExternalTable,
+    Lineage,
+    SchemaError,
+    Table,
+    asset_name,
+)
+from backfill_assets.tables.unpartitioned import Lookup
+
+_log = logging.getLogger(__name__)
 
 #: The tag of an asset with the name of its grain's job, to be selected by.
 GRAIN_TAG = "backfill_assets/grain"
@@ -216,15 +230,18 @@ def _require_partitions(context: dg.AssetExecutionContext) -> None:
         )
 
 
+#: Yields the candidates of requests by part, those that are computed together in one sequence.
+ComputeParts = Callable[[Mapping[str, RunRequest]], Iterator[Sequence[Candidate]]]
+
+
 def yield_outputs(
     deployment: Deployment,
     context: dg.AssetExecutionContext,
-    steps: Sequence[tuple[Table, Callable[[RunRequest], Iterator[Candidate]]]],
+    steps: Sequence[tuple[Sequence[Table], ComputeParts]],
 ) -> Iterator[dg.Output]:
     """Yield the candidates of each asset for the IO manager, which takes them one after the other.
 
-    A step computes the candidates of a request. Those of an asset with several parts follow each
-    other.
+    A step has the table of an asset, or its parts.
 
     Dagster would log the same materialization for every day of the range, with one data version;
     the IO manager has logged the days one by one, and the metadata key keeps Dagster from adding
@@ -247,42 +264,44 @@ def yield_outputs(
         raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
     selected_outputs = context.op_execution_context.selected_output_names
     publisher: Publisher = deployment.io_manager(context.resources)
-    for name, asset_steps in groupby(steps, key=lambda step: step[0].asset_name):
-        if name not in selected_outputs:
+    for tables, compute in steps:
+        table = tables[0]
+        if table.asset_name not in selected_outputs:
             continue
-        parts = [(table, compute) for table, compute in asset_steps if table.part in windows]
-        requests = [
-            (
-                compute,
-                publisher.request_for_run(
-                    table, context.run.run_id, context.run.tags, windows[table.part]
-                ),
+        requests = {
+            part.part: publisher.request_for_run(
+                part, context.run.run_id, context.run.tags, windows[part.part]
             )
-            for table, compute in parts
-        ]
+            for part in tables
+            if part.part in windows
+        }
         metadata = {EVENTS_ARE_OURS: True}
-        yield dg.Output(_join_candidates(requests), output_name=name, metadata=metadata)
-        identifier = deployment.asset_key(name).to_python_identifier()
-        for check in parts[0][0].check_descriptions:
+        yield dg.Output(compute(requests), output_name=table.asset_name, metadata=metadata)
+        identifier = deployment.asset_key(table.name).to_python_identifier()
+        for check in table.check_descriptions:
             output_name = f"{identifier}_{check}"
             if output_name in selected_outputs:
                 yield dg.Output(None, output_name=output_name)
 
 
-def _join_candidates(
-    requests: Iterable[tuple[Callable[[RunRequest], Iterator[Candidate]], RunRequest]],
-) -> Iterator[Candidate]:
-    """Yield the candidates of requests; what is thrown into it reaches the one that computes.
+Key = TypeVar("Key")
+Work = TypeVar("Work")
+
+
+def compute_each(
+    compute: Callable[[Key, Work], Iterator[Sequence[Candidate]]], work: Mapping[Key, Work]
+) -> Iterator[Sequence[Candidate]]:
+    """Yield the candidates of parts, one after the other; what is thrown into it reaches the part.
 
     Raises:
-        Exception: the first failure of a request, after the candidates of the others: a part that
+        Exception: the first failure of a part, after the candidates of the others: a part that
             cannot be computed or published holds back no other one. If another run was first, or
             the engine is lost, the step begins again at once.
     """
     failure: Exception | None = None
-    for compute, request in requests:
+    for key, request in work.items():
         try:
-            yield from compute(request)
+            yield from compute(key, request)
         except (CommitRaceError, EngineError):
             raise
         except Exception as error:
@@ -293,65 +312,15 @@ def _join_candidates(
         raise failure
 
 
-def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
-    """Yield an observation of each unpartitioned input: its version and columns.
-
-    This package defines no asset for them: if Dagster builds such a table, it has one of that name.
-    """
-    for name, reference in read_unpartitioned_inputs(table, warehouse).items():
-        log = load_log(reference.url)
-        if log is None:
-            continue
-        columns = [
-            dg.TableColumn(field.name, str(getattr(field.type, "type", field.type)))
-            for field in log.schema().fields
-        ]
-        yield dg.AssetObservation(
-            name,
-            metadata={
-                "dagster/uri": reference.url,
-                "delta_version": log.version(),
-                "dagster/column_schema": dg.TableSchema(columns),
-            },
-            tags={"dagster/data_version": str(reference.content)},
-        )
-
-
-@dataclass(frozen=True)
-class AssetInputs:
-    """The inputs of a run, each table at one version.
-
-    Attributes:
-        tables: the partitioned inputs, by name.
-        references: the unpartitioned inputs, by name.
-        services: answers the requests of the run; None if the table has none.
-        run_tables: the tables of the run.
-        share: shares a cached frame with other steps of the run.
-    """
-
-    tables: Mapping[str, TableSnapshot]
-    references: Mapping[str, UnpartitionedState]
-    services: Services | None
-    run_tables: AbstractSet[str]
-    share: Share
-
-    def unpartitioned_rows(
-        self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
-    ) -> dict[str, DataFrame]:
-        """Return all rows of unpartitioned inputs, by parameter."""
-        return {
-            name: self.references[reference.name].read_rows(spark)
-            for name, reference in inputs.items()
-        }
-
-
-#: Computes some days of a table; the cache keeps the rows of a frame until they are published.
-ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
+#: Computes some days of a table, or of some parts of one together: all have the same frame. The
+#: cache keeps the rows of a frame until they are published.
+ComputeDays = Callable[[Sequence[AssetInputs], Cache, Window], Sequence[ComputedDays]]
 
 
 def table_asset(
     deployment: Deployment,
-    parts: Sequence[tuple[Table, ComputeDays]],
+    parts: Sequence[Table],
+    compute_days: ComputeDays,
     *,
     name: str = "",
     group: str,
@@ -365,7 +334,7 @@ def table_asset(
     that it is built from. The step's default name is `make_` and the table's name. Requests to
     `lookups` are answered by what `open_services` gives.
     """
-    table = parts[0][0]
+    table = parts[0]
 
     @delta_assets(
         deployment,
@@ -394,11 +363,9 @@ def table_asset(
             run_tables={*deployment.tables_of(selected_keys)},
             share=partial(publisher.shared_frames.share, context.run.run_id),
         )
-        steps = [
-            (part, _TableStep(deployment, part, compute, publisher, inputs, provide_inputs).compute)
-            for part, compute in parts
-        ]
-        yield from yield_outputs(deployment, context, steps)
+        tables = {part.part: part for part in parts}
+        step = _TableStep(deployment, tables, compute_days, publisher, inputs, provide_inputs)
+        yield from yield_outputs(deployment, context, [(parts, step.compute)])
 
     return asset
 
@@ -410,72 +377,160 @@ DAYS_PER_COMMIT = 31
 
 
 @dataclass(frozen=True)
+class _Part:
+    """The planned days of a table, or of one part of it, and the inputs they were planned with."""
+
+    plan: ComputePlan
+    inputs: AssetInputs
+
+    @property
+    def group(self) -> Hashable:
+        """What parts have in common that are computed together: days, and versions of inputs."""
+        versions = {asset_name(name): v for name, v in self.plan.input_versions.items()}
+        return (*self.plan.reasons,), (*versions.items(),)
+
+    def count_input_rows(self) -> int:
+        """Estimate how many rows the days of its request are computed from."""
+        table, window = self.plan.table, self.plan.request.window
+        once = {r.table.name for r in getattr(table, "reads", {}).values() if r.each_row_once}
+        # Only a function of a project gets a row once for each of the days that it decides.
+        repeats = table.kind == "derived"
+        rows = sum(
+            snapshot.count_input_rows(window, each_once=not repeats or snapshot.table.name in once)
+            for snapshot in self.inputs.tables.values()
+        )
+        # State, and each row since, is repeated for all later days.
+        return rows * len(window) if carries_state(table) else rows
+
+
+@dataclass(frozen=True)
 class _TableStep:
-    """One step of a table: it plans days from the current inputs, and computes them.
+    """The step of a table: it plans days from the current inputs, and computes them.
 
     Attributes:
         deployment: whose tables they are.
-        table: the table.
+        tables: the table, or its parts, by part.
         compute_days: computes days from the inputs.
         publisher: knows what is published.
         inputs: the partitioned inputs, by the name of the asset.
-        provide_inputs: makes the inputs of `compute_days` from those of a plan, by name: the
-            partitioned and the unpartitioned ones.
+        provide_inputs: makes the inputs of `compute_days` from the table and those of a plan, by
+            name: the partitioned and the unpartitioned ones.
     """
 
     deployment: Deployment
-    table: Table
+    tables: Mapping[str, Table]
     compute_days: ComputeDays
     publisher: Publisher
     inputs: Mapping[str, Input]
     provide_inputs: Callable[
-        [Mapping[str, TableSnapshot], Mapping[str, UnpartitionedState]], AssetInputs
+        [Table, Mapping[str, TableSnapshot], Mapping[str, UnpartitionedState]], AssetInputs
     ]
 
-    def compute(self, request: RunRequest) -> Iterator[Candidate]:
-        """Yield the days of a request, computed; of a stateful table a month at a time.
+    def compute(self, requests: Mapping[str, RunRequest]) -> Iterator[Sequence[Candidate]]:
+        """Yield the days of requests by part, computed; parts with the same days together."""
+        if len(requests) < 2 or not self._may_be_joined(next(iter(self.tables.values()))):
+            yield from compute_each(self._compute_alone, requests)
+            return
+        groups: dict[Hashable, dict[str, _Part]] = {}
+        for name, part in zip(requests, self._plan(requests), strict=True):
+            groups.setdefault(part.group, {})[name] = part
+        yield from compute_each(self._compute_group, groups)
+
+    def _may_be_joined(self, table: Table) -> bool:
+        """Return whether parts of the table may be computed together, each row with its part.
+
+        Not those that are built upon their days before, that ask a service, or that get the
+        published days of an input, which differ by part; nor, unless it is looked whether a day has
+        the same rows alone, what a function of a project computes.
+        """
+        if not isinstance(table, Derived):
+            return True
+        is_alike = not (carries_state(table) or table.published or table.answers)
+        return is_alike and self.deployment.settings.check_independence
+
+    def _compute_group(
+        self, _group: Hashable, parts: Mapping[str, _Part]
+    ) -> Iterator[Sequence[Candidate]]:
+        """Yield the days of parts, computed together; if that fails, each part by itself."""
+        if len(parts) > 1:
+            try:
+                yield from self._compute_planned([*parts.values()])
+                return
+            except (dg.Failure, RefusedError, SchemaError) as error:
+                _log.warning("parts together failed, now each by itself: %s", error)
+        requests = {name: part.plan.request for name, part in parts.items()}
+        yield from compute_each(self._compute_alone, requests)
+
+    def _compute_alone(self, name: str, request: RunRequest) -> Iterator[Sequence[Candidate]]:
+        """Yield the days of a part, or of a table without; of a stateful one a month at a time.
 
         Each month is planned when the one before it is published.
         """
-        parts = [request.window]
-        if carries_state(self.table):
+        windows = [request.window]
+        if carries_state(self.tables[name]):
             stretches = to_windows(request.window)
-            parts = [part for days in stretches for part in days.split_by_length(DAYS_PER_COMMIT)]
-        for part in parts:
-            yield from self._compute_part(replace(request, window=part))
+            windows = [part for days in stretches for part in days.split_by_length(DAYS_PER_COMMIT)]
+        for window in windows:
+            yield from self._compute_window(name, replace(request, window=window))
 
-    def _compute_part(self, request: RunRequest) -> Iterator[Candidate]:
+    def _compute_window(self, name: str, request: RunRequest) -> Iterator[Sequence[Candidate]]:
         """Yield the days of a request, computed together.
 
         If Spark fails on rows of them, here or where the candidate is published, each half is
         computed by itself, and so on. A day whose rows fail is refused. One such day of n costs
         up to 2 log2(n) further computations, of up to 2n days in total.
         """
-        plan, inputs = self._plan(request)
-        if not plan.reasons:
-            yield Candidate(plan)
-            return
+        (part,) = self._plan({name: request})
+        plan = part.plan
         try:
-            with cache_frames() as cache:  # until the days are published
-                with explain_spark_errors(self.table, plan.days):
-                    computed = self.compute_days(inputs, cache, plan.days)
-                    if self.deployment.settings.check_independence and self.table.kind == "derived":
-                        computed = self._compare_days_alone(plan, computed, inputs)
-                yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
+            yield from self._compute_planned([part])
             return
         except dg.Failure as failure:
             if not is_failure_of_rows(failure):
                 raise
             reason = failure.description or ""
         if len(plan.days) == 1:
-            yield Candidate(plan.refuse_all(reason))
+            yield [Candidate(plan.refuse_all(reason))]
             return
         for half in request.window.split_at(sorted(plan.days)[len(plan.days) // 2]):
-            yield from self._compute_part(replace(request, window=half))
+            yield from self._compute_window(name, replace(request, window=half))
 
-    def _plan(self, request: RunRequest) -> tuple[ComputePlan, AssetInputs]:
-        """Plan the days of a request, and return the inputs that it was planned with."""
-        table, deployment = self.table, self.deployment
+    def _compute_planned(self, parts: Sequence[_Part]) -> Iterator[Sequence[Candidate]]:
+        """Yield planned days, computed together until they are published."""
+        plan = parts[0].plan
+        if not plan.reasons:
+            yield [Candidate(part.plan) for part in parts]
+            return
+        with cache_frames() as cache:
+            with explain_spark_errors(plan.table, plan.days):
+                computed = self.compute_days([part.inputs for part in parts], cache, plan.days)
+                if self.deployment.settings.check_independence and plan.table.kind == "derived":
+                    computed = self._compare_days_alone(parts, computed)
+            yield [
+                Candidate(
+                    part.plan, record_references(days, part.inputs.references, part.plan.days)
+                )
+                for part, days in zip(parts, computed, strict=True)
+            ]
+
+    def _plan(self, requests: Mapping[str, RunRequest]) -> list[_Part]:
+        """Plan the days of requests; all are read in the session that suits their rows together."""
+        parts: list[_Part] = []
+
+        def start_session() -> SparkSession:
+            # How many rows an unpartitioned input has is not known.
+            if any(part.inputs.references for part in parts):
+                return self.publisher.start_session()
+            rows = sum(part.count_input_rows() for part in parts)
+            return self.publisher.engine.session_for_rows(rows)
+
+        for name, request in requests.items():
+            parts.append(self._plan_part(self.tables[name], request, start_session))
+        return parts
+
+    def _plan_part(self, table: Table, request: RunRequest, start_session: SessionFactory) -> _Part:
+        """Plan the days of a request, with the inputs of now."""
+        deployment = self.deployment
         ledger = self.publisher.ledger(table)
         dependencies = table.inputs(deployment.policy)
         # Before those of the inputs: a folder that comes meanwhile is waited for.
@@ -487,37 +542,17 @@ class _TableStep:
             for d in dependencies
         }
         references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
-
-        def start_session() -> SparkSession:
-            # How many rows an unpartitioned input has is not known.
-            if references:
-                return self.publisher.start_session()
-            return self.publisher.engine.session_for_rows(
-                self._count_input_rows(tables.values(), request.window)
-            )
-
         tables = {
             dependency.source.name: self._input_snapshot(
                 dependency, ledgers[dependency.source.name], start_session
             )
             for dependency in dependencies
         }
-        contents = _reference_digests(table, references, request.window)
+        contents = reference_digests(table, references, request.window)
         ledgers[table.name] = replace(ledger, references=contents)
         snapshot = self.publisher.snapshot(request, deployment.graph, ledgers)
         plan = self.publisher.plan_days(request, table, snapshot, [*tables.values()], start_session)
-        return plan, self.provide_inputs(tables, references)
-
-    def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:
-        once = {r.table.name for r in getattr(self.table, "reads", {}).values() if r.each_row_once}
-        # Only a function of a project gets a row once for each of the days that it decides.
-        repeats = self.table.kind == "derived"
-        rows = sum(
-            snapshot.count_input_rows(window, each_once=not repeats or snapshot.table.name in once)
-            for snapshot in tables
-        )
-        # State, and each row since, is repeated for all later days.
-        return rows * len(window) if carries_state(self.table) else rows
+        return _Part(plan, self.provide_inputs(table, tables, references))
 
     def _input(self, dependency: Dependency) -> Input:
         """Return an input as Dagster gave it; of an input with several parts, the one it names."""
@@ -532,68 +567,26 @@ class _TableStep:
         return snapshot.with_reach(dependency.reach.deciding_days(ledger), required_days)
 
     def _compare_days_alone(
-        self, plan: ComputePlan, computed: ComputedDays, inputs: AssetInputs
-    ) -> ComputedDays:
-        """Compute some days alone as well, and add to the commit's notes that they are equal.
+        self, parts: Sequence[_Part], computed: Sequence[ComputedDays]
+    ) -> Sequence[ComputedDays]:
+        """Compute some days of a part alone as well, and note that they are equal in its commit.
 
         Raises:
-            DependentDaysError: a day has other rows in the range than alone.
+            DependentDaysError: a day has other rows in the range, or with other parts, than alone.
         """
-        sample = days_to_compute_alone(plan, computed.frame)
+        at = max(range(len(parts)), key=lambda n: parts[n].count_input_rows())
+        plan, table = parts[at].plan, parts[at].plan.table
+        frame = table.rows_of_part(computed[at].frame)
+        sample = days_to_compute_alone(plan, frame, [p.plan for p in parts if p.plan is not plan])
         if not sample:
             return computed
         with cache_frames() as cache:
             frames = {
-                day: self.compute_days(inputs, cache, DaySet.from_days([day])).frame
+                day: self.compute_days([parts[at].inputs], cache, DaySet.from_days([day]))[0].frame
                 for day in sample
             }
-            refuse_dependent_days(self.table, computed.frame, plan.days, frames)
-        details = msgspec.structs.replace(computed.notes.details, alone=to_ranges(sample))
-        return replace(computed, notes=replace(computed.notes, details=details))
-
-
-def _reference_digests(
-    table: Table, references: Mapping[str, UnpartitionedState], window: Window
-) -> dict[str, str]:
-    """Return the content of the unpartitioned inputs, by name.
-
-    Raises:
-        dagster.Failure: one of them does not exist.
-    """
-    digests = {
-        name: reference.content
-        for name, reference in references.items()
-        if reference.content is not None
-    }
-    if missing := [
-        f"{name} at {reference.url}"
-        for name, reference in references.items()
-        if name not in digests
-    ]:
-        raise dg.Failure(
-            f"{table.name} [{window}] cannot be made: there is no Delta table {', '.join(missing)}."
-            " Nothing was written. Put the table there, and launch these days again.",
-            allow_retries=False,
-        )
-    return digests
-
-
-def _record_references(
-    computed: ComputedDays, references: Mapping[str, UnpartitionedState], days: Window
-) -> ComputedDays:
-    """Add the content of the unpartitioned inputs to what the commit records.
-
-    A change of such an input makes these days stale.
-    """
-    if not references:
-        return computed
-    # A later version of a growing input has the same rows for a day.
-    numbers = {
-        f"input version {name}": reference.version
-        for name, reference in references.items()
-        if not reference.grows
-    }
-    contents = {name: reference.content for name, reference in references.items()}
-    details = msgspec.structs.replace(computed.notes.details, references=contents)
-    with_versions = computed.with_numbers(dict.fromkeys(days, numbers))
-    return replace(with_versions, notes=replace(computed.notes, details=details))
+            refuse_dependent_days(table, frame, plan.days, frames)
+        notes = computed[at].notes
+        details = msgspec.structs.replace(notes.details, alone=to_ranges(sample))
+        shown = replace(computed[at], notes=replace(notes, details=details))
+        return [*computed[:at], shown, *computed[at + 1 :]]

@@ -6,23 +6,27 @@ are different.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyspark.sql.types as T
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.spark.frames import PART, part_key, quote_name, split_by_part
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables import table_options
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, table_name
 
 
 def check_conditions(
@@ -94,16 +98,23 @@ class ValueCounts(NamedTuple):
 
 
 def count_values(
-    frame: DataFrame, table: Table, days: Iterable[date], drift: Iterable[str], skew: Iterable[str]
-) -> ValueCounts:
+    frame: DataFrame,
+    tables: Sequence[Table],
+    days: Iterable[date],
+    drift: Iterable[str],
+    skew: Iterable[str],
+) -> Mapping[str, ValueCounts]:
     """Count the values of columns that are watched, for drift or for skew, in one Spark query.
+
+    The result is by part of the table; of a table without parts, it has one.
 
     Numbers of the same sign and power of two share a bin, so bins are the same for all days. Null
     and zero have bins of their own. For skew, nulls are no value, and a day without rows has 0.
     """
+    table = tables[0]
     types = {column.name: column.dataType for column in table.struct_type}
     if not drift and not skew:
-        return ValueCounts({}, {})
+        return {part.part: ValueCounts({}, {}) for part in tables}
     # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
     cells = [
         *(_cell(_DRIFT, name, _bin_column(F.col(name), types[name])) for name in drift),
@@ -112,15 +123,31 @@ def count_values(
             for name in skew
         ),
     ]
-    rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
-    counts = rows.where("c is not null").groupBy("_day", "c.use", "c.name", "c.value").count()
+    keys = [
+        *part_key(table.part_column),
+        F.col(table.partition).alias("_day"),
+    ]
+    rows = frame.select(*keys, F.explode(F.array(*cells)).alias("c"))
+    groups = [*[PART] * (len(keys) - 1), "_day"]
+    counts = rows.where("c is not null").groupBy(*groups, "c.use", "c.name", "c.value").count()
     bins = F.when(F.col("use") == _DRIFT, F.struct("value", "count"))
-    by_column = counts.groupBy("_day", "use", "name").agg(
+    by_column = counts.groupBy(*groups, "use", "name").agg(
         F.max("count").alias("most"), F.collect_list(bins).alias("bins")
     )
+    rows_by_part = split_by_part(by_column.collect())
+    return {
+        part.part: _read_counts(rows_by_part.get(part.part, ()), days, drift, skew)
+        for part in tables
+    }
+
+
+def _read_counts(
+    rows: Iterable[Row], days: Iterable[date], drift: Iterable[str], skew: Iterable[str]
+) -> ValueCounts:
+    """Return the counts of a part from the rows that Spark has computed."""
     histograms: dict[date, dict[str, Mapping[str, int]]] = {}
     most_rows = {day: dict.fromkeys(map(table_options.most_rows_figure, skew), 0) for day in days}
-    for row in by_column.collect():
+    for row in rows:
         if row["use"] == _DRIFT:
             # Sorted, so that the same rows give the same record.
             columns = histograms.setdefault(row["_day"], {})
@@ -219,6 +246,71 @@ def judge_drift(
     return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}
 
 
+#: The most forbidden rows whose keys a finding shows.
+SHOWN_KEYS = 3
+
+
+def find_violations(
+    frame: DataFrame, tables: Sequence[Table]
+) -> Mapping[str, Mapping[date | None, Mapping[str, verdicts.Violation]]]:
+    """By part, day and check, the rows that are forbidden; one Spark job for all checks.
+
+    A check gets the rows of one part: it may compare rows with others.
+    """
+    table = tables[0]
+    if not table.forbidden:
+        return {}
+    frames = {t.part: t.rows_of_part(frame) if len(tables) > 1 else frame for t in tables}
+    parts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in table.key]
+    key = F.concat(F.lit("("), F.concat_ws(", ", *parts), F.lit(")")) if parts else F.lit(None)
+    forbidden_rows = reduce(
+        DataFrame.unionAll,
+        [
+            check.find(rows).select(
+                F.lit(part).alias("part"),
+                F.lit(check.name).alias("check"),
+                F.col(table.partition).alias("day"),
+                key.cast("string").alias("key"),
+            )
+            for part, rows in frames.items()
+            for check in table.forbidden
+        ],
+    )
+    # Only the first keys are collected: a list of all could be very long.
+    groups = ("part", "check", "day")
+    position = F.row_number().over(SqlWindow.partitionBy(*groups).orderBy("key"))
+    first_keys = F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))
+    by_check = (
+        forbidden_rows.withColumn("place", position)
+        .groupBy(*groups)
+        .agg(F.count(F.lit(1)).alias("rows"), F.sort_array(first_keys).alias("keys"))
+    )
+    violations: dict[str, dict[date | None, dict[str, verdicts.Violation]]] = defaultdict(dict)
+    for row in by_check.collect():
+        violation = verdicts.Violation(row["rows"], tuple(row["keys"]))
+        violations[row["part"]].setdefault(row["day"], {})[row["check"]] = violation
+    return violations
+
+
+def count_leftover_rows(
+    frame: DataFrame, published_rows: DataFrame, table: Table
+) -> dict[date, int]:
+    """Count by day the published rows that a merge of the frame would wrongly leave.
+
+    Their key is not in the frame, or the table has them more than once.
+    """
+    columns = list(table.key_columns)
+    # No column of a table has a blank in its name.
+    keys = frame.select(*columns).distinct().withColumn("wanted copies", F.lit(1))
+    copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("all copies"))
+    same_key = F.expr(table.same_key("published", "wanted"))
+    wrong = copies.alias("published").join(keys.alias("wanted"), same_key, "left")
+    surplus = F.col("all copies") - F.coalesce("wanted copies", F.lit(0))
+    day = F.col(f"published.{quote_name(table.partition)}")
+    counts = wrong.groupBy(day).agg(F.sum(surplus)).collect()
+    return {of_day: count for of_day, count in counts if count}
+
+
 @dataclass(frozen=True)
 class PublishedHistory:
     """What is published of a table, to judge its days against.
@@ -226,13 +318,10 @@ class PublishedHistory:
     Attributes:
         metrics: of its days.
         baselines: the histograms of days whose watched columns were counted.
-        merged_rows: of the days to judge, if the frame is merged into them; None if it replaces
-            them.
     """
 
     metrics: Mapping[date, verdicts.DayMetrics] = field(default_factory=dict)
     baselines: Mapping[date, Baseline] = field(default_factory=dict)
-    merged_rows: DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -250,58 +339,84 @@ class FrameAudit:
     histograms: Mapping[date, Histograms]
 
 
-def audit_frame(
-    frame: DataFrame,
-    table: Table,
-    days: Window,
-    expectations: Mapping[date, verdicts.Expectation],
-    rules: Mapping[str, str],
-    history: PublishedHistory,
-) -> FrameAudit:
-    """Measure and judge the rows of days, not those between them.
+@dataclass(frozen=True)
+class MeasuredRows:
+    """What Spark has counted in the rows of a table, or of one part of it.
+
+    Attributes:
+        metrics: by day; of rows without a day, by None.
+        values: of the columns that are watched.
+    """
+
+    metrics: Mapping[date | None, verdicts.DayMetrics]
+    values: ValueCounts
+
+
+def measure_frame(
+    frame: DataFrame, tables: Sequence[Table], days: Window, rules: Mapping[str, str]
+) -> Mapping[str, MeasuredRows]:
+    """Measure the rows of days of a table, or of some parts of it together; the result is by part.
 
     The frame has the columns and types of the table, see `Table.conform_frame`.
 
     Raises:
         DeclarationError: a condition of the model is not valid SQL.
+        RefusedError: a check of the table gives rows of days that the frame does not have.
+    """
+    table = tables[0]
+    check_conditions(frame, table.name, rules, table.counts)
+    metrics = verdicts.measure_parts(frame, tables, [*rules.values()], table.counts)
+    for part, violations in find_violations(frame, tables).items():
+        for day, day_violations in violations.items():
+            if day not in metrics.get(part, {}):
+                raise verdicts.RefusedError(
+                    f"{table_name(table.asset_name, part)} [{days}]: refused, the table is as it "
+                    f"was: {', '.join(day_violations)} found rows of {day}, of which the frame has "
+                    "none. A check gives rows of the frame."
+                )
+            metrics[part][day] = replace(metrics[part][day], violations=day_violations)
+    values = count_values(frame, tables, days, table.drift, table.skew)
+    return {t.part: MeasuredRows(metrics.get(t.part, {}), values[t.part]) for t in tables}
+
+
+def judge_measured_days(
+    table: Table,
+    days: Window,
+    measured: MeasuredRows,
+    expectations: Mapping[date, verdicts.Expectation],
+    history: PublishedHistory,
+    leftover_rows: Mapping[date, int],
+) -> FrameAudit:
+    """Judge days, not those between them.
+
+    `leftover_rows` are rows that a merge would leave, see `count_leftover_rows`.
+
+    Raises:
         RefusedError: rows outside of these days, rows without a day, or no rows where some are
             expected.
     """
-    kinds, drift = table.counts, table.drift
-    check_conditions(frame, table.name, rules, kinds)
     expected = dict(expectations)
-    if history.merged_rows is not None:
-        leftover_rows = verdicts.count_leftover_rows(frame, history.merged_rows, table)
-        for merged_day, rows in leftover_rows.items():
-            expectation = expected.get(merged_day, verdicts.Expectation())
-            expected[merged_day] = expectation.with_problem(
-                f"{rows} published row(s) are absent or less frequent in the source, and a merge "
-                "would leave them; launch the day without merge"
-            )
-    measured_days = verdicts.measure_days(frame, table, [*rules.values()], kinds)
-    verdicts.check_frame_window(measured_days, table, days, expectations)
-    for day, day_violations in verdicts.find_violations(frame, table).items():
-        if day not in measured_days:
-            raise verdicts.RefusedError(
-                f"{table.name} [{days}]: refused, the table is as it was: "
-                f"{', '.join(day_violations)} found rows of {day}, of which the frame has none. A "
-                "check gives rows of the frame."
-            )
-        measured_days[day] = replace(measured_days[day], violations=day_violations)
-    values = count_values(frame, table, days, drift, table.skew)
+    for merged_day, rows in leftover_rows.items():
+        expectation = expected.get(merged_day, verdicts.Expectation())
+        expected[merged_day] = expectation.with_problem(
+            f"{rows} published row(s) are absent or less frequent in the source, and a merge "
+            "would leave them; launch the day without merge"
+        )
+    metrics, values = measured.metrics, measured.values
+    verdicts.check_frame_window(metrics, table, days, expectations)
     figures: dict[date, dict[str, Any]] = {
         day: {
             **{
-                f"count of {kind}": measured_days[day].kinds[kind] if day in measured_days else 0
-                for kind in kinds
+                f"count of {kind}": metrics[day].kinds[kind] if day in metrics else 0
+                for kind in table.counts
             },
             **values.most_rows.get(day, {}),
         }
         for day in days
     }
-    for day in days if drift else ():
+    for day in days if table.drift else ():
         baseline = _find_baseline(table, values.histograms, history, day)
-        notice, indexes = judge_drift(drift, values.histograms.get(day, {}), baseline)
+        notice, indexes = judge_drift(table.drift, values.histograms.get(day, {}), baseline)
         figures[day] |= indexes
         expectation = expected.get(day, verdicts.Expectation())
         expected[day] = replace(
@@ -310,7 +425,7 @@ def audit_frame(
             figures={**expectation.figures, table_options.DRIFT: indexes},
         )
     return FrameAudit(
-        verdicts.judge_days(table, days, measured_days, expected, history.metrics),
+        verdicts.judge_days(table, days, metrics, expected, history.metrics),
         figures,
         values.histograms,
     )

@@ -9,13 +9,13 @@ from typing import Any
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.formats import FileCounts
 from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.raw_rows import (
     MOST_KEYS,
-    FileCounts,
     LoadTargets,
     ParsedFiles,
     RetainedRows,
@@ -132,10 +132,8 @@ def drop_ambiguous_files(
     if source.ambiguous != "raise":
         return False
     ambiguous_counts = {name: count for name, count in counts.items() if count.ambiguous}
-    for file in [x for x in landing_files.files if x.source_file in ambiguous_counts]:
-        landing_files.drop_file(
-            file, _describe_ambiguous(source, ambiguous_counts[file.source_file])
-        )
+    for file in [x for x in landing_files.files if x.full_name in ambiguous_counts]:
+        landing_files.drop_file(file, _describe_ambiguous(source, ambiguous_counts[file.full_name]))
     return bool(ambiguous_counts)
 
 

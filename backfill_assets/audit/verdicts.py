@@ -5,12 +5,10 @@ writes anything, and neither uses Dagster.
 """
 
 import enum
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
-from functools import reduce
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Self
@@ -18,15 +16,11 @@ from typing import Any, Self
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.escaping import escape_line
-from backfill_assets.spark.frames import exact_sums, quote_name
+from backfill_assets.spark.frames import PART, exact_sums, part_key, quote_name, split_by_part
 from backfill_assets.tables.table import Table
-
-#: The most forbidden rows whose keys a finding shows.
-SHOWN_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -43,39 +37,6 @@ class Violation:
         more = ", ..." if self.rows > len(self.keys) else ""
         shown = f": {', '.join(self.keys)}{more}" if self.keys else ""
         return f"{self.rows} row(s) that may not be there{shown}"
-
-
-def find_violations(
-    frame: DataFrame, table: Table
-) -> Mapping[date | None, Mapping[str, Violation]]:
-    """By day and check, the rows that are forbidden; one Spark job for all checks."""
-    if not table.forbidden:
-        return {}
-    parts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in table.key]
-    key = F.concat(F.lit("("), F.concat_ws(", ", *parts), F.lit(")")) if parts else F.lit(None)
-    forbidden_rows = reduce(
-        DataFrame.unionAll,
-        [
-            check.find(frame).select(
-                F.lit(check.name).alias("check"),
-                F.col(table.partition).alias("day"),
-                key.cast("string").alias("key"),
-            )
-            for check in table.forbidden
-        ],
-    )
-    # Only the first keys are collected: a list of all could be very long.
-    position = F.row_number().over(SqlWindow.partitionBy("check", "day").orderBy("key"))
-    first_keys = F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))
-    by_check = (
-        forbidden_rows.withColumn("place", position)
-        .groupBy("check", "day")
-        .agg(F.count(F.lit(1)).alias("rows"), F.sort_array(first_keys).alias("keys"))
-    )
-    days: dict[date | None, dict[str, Violation]] = defaultdict(dict)
-    for row in by_check.collect():
-        days[row["day"]][row["check"]] = Violation(row["rows"], tuple(row["keys"]))
-    return days
 
 
 #: The number of previous days to compare a day with, and the fewest that are enough for it.
@@ -366,16 +327,29 @@ def measure_days(
     rules: Sequence[str] = (),
     kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[date | None, DayMetrics]:
-    """The frame in numbers by day, in one Spark aggregation.
+    """The rows of a table, or of one part of it, in numbers by day; see `measure_parts`."""
+    return measure_parts(frame, [table], rules, kinds).get(table.part, {})
 
-    The digest is a sum of the row hashes (upper and lower half separately, so that no sum
-    overflows): it does not depend on the order, and unlike XOR it changes if a row is duplicated.
-    Rules are SQL conditions that must be true for each row, as Delta's constraints. `kinds` are
-    conditions by name, of which the rows are counted; a row for which one is null is not.
+
+def measure_parts(
+    frame: DataFrame,
+    tables: Sequence[Table],
+    rules: Sequence[str] = (),
+    kinds: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, dict[date | None, DayMetrics]]:
+    """The rows of some parts of a table in numbers by part and day, in one Spark aggregation.
+
+    A row of another part counts as one without a day in each of them. The digest is a sum of the
+    row hashes (upper and lower half separately, so that no sum overflows): it does not depend on
+    the order, and unlike XOR it changes if a row is duplicated. Rules are SQL conditions that must
+    be true for each row, as Delta's constraints. `kinds` are conditions by name, of which the rows
+    are counted; a row for which one is null is not.
     """
-    day = F.col(table.partition)
-    for column, part in table.part_values.items():
-        day = F.when(F.col(column) == part, day)  # a row of another part counts as one without day
+    table = tables[0]
+    day, keys = F.col(table.partition), part_key(table.part_column)
+    if keys:
+        is_known = F.col(table.part_column).isin([part.part for part in tables])
+        day, keys = F.when(is_known, day), [F.when(is_known, *keys).alias(PART)]
     sums = {
         **digest_sums(table.struct_type),
         **{
@@ -394,32 +368,22 @@ def measure_days(
     if table.key:
         # By number: a column may have the name of a sum.
         key = [F.col(name).alias(f"key_{n}") for n, name in enumerate(table.key)]
-        by_key = frame.groupBy(day.alias("_day"), *key).agg(*named)
+        by_key = frame.groupBy(*keys, day.alias("_day"), *key).agg(*named)
         outer_sums = [F.expr(f"sum({quote_name(n)}) AS {quote_name(n)}") for n in sums]
-        by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
+        groups = [*[PART] * len(keys), "_day"]
+        by_day = by_key.groupBy(*groups).agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
-        by_day = frame.groupBy(day.alias("_day")).agg(*named)
-    rows = by_day.collect()
-    return {row["_day"]: _day_metrics(row.asDict(), table, rules, [*kinds]) for row in rows}
-
-
-def count_leftover_rows(
-    frame: DataFrame, published_rows: DataFrame, table: Table
-) -> dict[date, int]:
-    """Count by day the published rows that a merge of the frame would wrongly leave.
-
-    Their key is not in the frame, or the table has them more than once.
-    """
-    columns = list(table.key_columns)
-    # No column of a table has a blank in its name.
-    keys = frame.select(*columns).distinct().withColumn("wanted copies", F.lit(1))
-    copies = published_rows.groupBy(*columns).agg(F.count(F.lit(1)).alias("all copies"))
-    same_key = F.expr(table.same_key("published", "wanted"))
-    wrong = copies.alias("published").join(keys.alias("wanted"), same_key, "left")
-    surplus = F.col("all copies") - F.coalesce("wanted copies", F.lit(0))
-    day = F.col(f"published.{quote_name(table.partition)}")
-    counts = wrong.groupBy(day).agg(F.sum(surplus)).collect()
-    return {of_day: count for of_day, count in counts if count}
+        by_day = frame.groupBy(*keys, day.alias("_day")).agg(*named)
+    measured = {
+        part: {row["_day"]: _day_metrics(row.asDict(), table, rules, [*kinds]) for row in rows}
+        for part, rows in split_by_part(by_day.collect()).items()
+    }
+    strays = measured.pop(None, {})
+    for part in tables if strays else ():
+        days = measured.setdefault(part.part, {})
+        dayless = sum(metrics[None].rows for metrics in (days, strays) if None in metrics)
+        days[None] = replace(strays[None], rows=dayless)
+    return {part: days for part, days in measured.items() if part is not None}
 
 
 def _breaks_rule(rule: str) -> Column:

@@ -337,7 +337,7 @@ class _TableUndo:
                 known_rows, audited = self.request.audited[name]
                 if known_rows == rows:
                     return audited.by_plan(plan, computed), []
-            audited = audit_days(plan, computed)
+            (audited,) = audit_days([types.Candidate(plan, computed)]).values()
             self.request.audited[name] = rows, audited
             return audited, [*self._find_wrong_rows(ledger, audited, scope.changes)]
 

@@ -258,20 +258,26 @@ class ComparisonDestination(Destination):
         """The table's ledger as of the start of the verification."""
         return self.ledgers[table.name]
 
-    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+    def deliver(
+        self, publisher: Publisher, candidates: Sequence[Candidate]
+    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
         """Audit and compare all days; publish none."""
-        plan = candidate.plan
-        skipped = [result.verdict for result in list_results(plan)]
-        recomputed: Mapping[date, verdicts.Verdict] = {}
-        if candidate.computed is not None:
-            recomputed = audit_days(plan, candidate.computed).verdicts
-        errors_by_day = {
-            v.day: v.failure_reasons for v in [*skipped, *recomputed.values()] if not v.may_publish
-        }
-        self._compare_days(
-            publisher, plan.ledger, plan.request.window, errors_by_day, recomputed, plan
-        )
-        return []
+        audited = audit_days(candidates)
+        for candidate in candidates:
+            plan = candidate.plan
+            skipped = [result.verdict for result in list_results(plan)]
+            recomputed: Mapping[date, verdicts.Verdict] = {}
+            if plan.table.part in audited:
+                recomputed = audited[plan.table.part].verdicts
+            errors_by_day = {
+                v.day: v.failure_reasons
+                for v in [*skipped, *recomputed.values()]
+                if not v.may_publish
+            }
+            self._compare_days(
+                publisher, plan.ledger, plan.request.window, errors_by_day, recomputed, plan
+            )
+            yield candidate, []
 
     def record_failure(
         self, publisher: Publisher, table: str, days: Sequence[date], error: str

@@ -118,13 +118,25 @@ class Writer:
     def write_rows(
         self, frame: DataFrame, days: Sequence[date], audited_digest: str | None, *, rebalance: bool
     ) -> data_files.DataFiles:
-        """Write rows of the days as data files that no commit names yet, see `commit`.
+        """Write rows of the days as data files, see `write_parts`."""
+        files = self.write_parts(frame, [(self.table, days)], audited_digest, rebalance=rebalance)
+        return files.get(self.table.part, {})
+
+    def write_parts(
+        self,
+        frame: DataFrame,
+        days_by_table: Sequence[tuple[Table, Sequence[date]]],
+        audited_digest: str | None,
+        *,
+        rebalance: bool,
+    ) -> dict[str, data_files.DataFiles]:
+        """Write rows of days as data files that no commit names yet, see `commit`; by part.
 
         Rows of other days are left out.
 
         Args:
             frame: the rows.
-            days: the days.
+            days_by_table: the days of this table, or of parts that share its location.
             audited_digest: the digest that the written rows must have; None for any.
             rebalance: whether the rows of a day are in many Spark partitions.
 
@@ -132,9 +144,11 @@ class Writer:
             PublishError: the write failed, or Spark computed other rows than those of the digest;
                 the table is unchanged.
         """
-        rows = frame.where(partitions.days_condition(days, self.table.partition))
+        days = sorted({day for _, part_days in days_by_table for day in part_days})
+        conditions = [table.days_condition(part_days) for table, part_days in days_by_table]
+        rows = frame.where(" OR ".join(f"({condition})" for condition in conditions))
         if rebalance:
-            rows = gather_rows(rows, self.table.partition)
+            rows = gather_rows(rows, *self.table.partition_columns)
         # The write computes the digest, so it covers the rows in the files and not those of a
         # second computation.
         sums, struct = Observation(), self.table.struct_type
@@ -149,7 +163,12 @@ class Writer:
                 raise
             raise self._to_publish_error(days, error) from error
         if audited_digest is not None and digest != audited_digest:
-            self.remove_files(file for day_files in files.values() for file in day_files)
+            self.remove_files(
+                file
+                for part_files in files.values()
+                for day_files in part_files.values()
+                for file in day_files
+            )
             raise PublishError(
                 f"{self.table.name} [{partitions.format_ranges(days)}]: the rows that were written "
                 f"have the digest {digest}, and those that were audited {audited_digest}: computed "

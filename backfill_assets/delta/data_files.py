@@ -34,7 +34,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import Window, days_condition
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, files_of_part, read_metadata
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
@@ -56,10 +56,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DataFiles = Mapping[date, list[AddAction]]
 
 
-def write_files(rows: DataFrame, url: str, partition_columns: Sequence[str]) -> DataFiles:
+def write_files(
+    rows: DataFrame, url: str, partition_columns: Sequence[str]
+) -> dict[str, DataFiles]:
     """Write rows as data files that no version of the table names yet.
 
-    The rows are of one part. The result has only the days with rows.
+    The result is by part, and has only the days with rows.
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING_PREFIX}{uuid4().hex}"
@@ -69,21 +71,20 @@ def write_files(rows: DataFrame, url: str, partition_columns: Sequence[str]) -> 
         for folder in {file.path.rpartition("/")[0] for file in written}:
             filesystem.create_dir(f"{root}/{folder}")
 
-    def place_file(file: _StagedFile) -> tuple[date, AddAction]:
+    def place_file(file: _StagedFile) -> AddAction:
         values = dict(folder.split("=", 1) for folder in file.path.split("/")[:-1])
         stats = read_statistics(filesystem, f"{root}/{staging}/{file.path}", partition_columns)
         filesystem.move(f"{root}/{staging}/{file.path}", f"{root}/{file.path}")
-        return date.fromisoformat(values[partition_columns[0]]), AddAction(
-            file.path, file.size, values, file.modified_at, True, json.dumps(stats)
-        )
+        return AddAction(file.path, file.size, values, file.modified_at, True, json.dumps(stats))
 
-    files: dict[date, list[AddAction]] = defaultdict(list)
+    files: dict[str, dict[date, list[AddAction]]] = defaultdict(lambda: defaultdict(list))
     with ThreadPoolExecutor(_THREADS) as pool:
-        for day, action in pool.map(place_file, written):
-            files[day].append(action)
+        for action in pool.map(place_file, written):
+            day, *part = (str(action.partition_values[name]) for name in partition_columns)
+            files["".join(part)][date.fromisoformat(day)].append(action)
     with suppress(OSError):  # maintenance removes it later
         delete_folder(filesystem, f"{root}/{staging}")
-    return dict(files)
+    return {part: dict(part_files) for part, part_files in files.items()}
 
 
 class _StagedFile(NamedTuple):
@@ -367,28 +368,36 @@ def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> p
 
 
 def rows_as_of(
-    spark: SparkSession, url: str, table: Table, version: int, days: Collection[date] | None
+    spark: SparkSession,
+    url: str,
+    table: Table,
+    version: int,
+    days: Collection[date] | None,
+    parts: Sequence[Table] = (),
 ) -> DataFrame:
     """The rows of days (all if None) as of a version, as Delta's time travel reads them.
+
+    Of a table with a second dimension, the rows are those of its part, or of other `parts`.
 
     Raises:
         DeltaError, OSError: the version does not exist (any more), or cannot be read.
         AnalysisException: a data file is missing; with Spark Connect only when rows are read.
     """
     log = delta_log(url, version).load()
-    files = _list_files(log, table, days).to_pylist()
+    tables = [*parts] or [table]
+    files = [file for part in tables for file in _list_files(log, part, days).to_pylist()]
     if not files:
         return create_frame(spark, table.struct_type)
-    folder = _common_root(url, log, table, files) if len(files) <= _MAX_LISTED_FILES else None
+    folder = _common_root(url, log, tables, files) if len(files) <= _MAX_LISTED_FILES else None
     if folder is not None:
         paths = [escape_glob(resolve_path(url, file["path"])) for file in files]
         rows = spark.read.schema(table.struct_type).option("basePath", folder).parquet(*paths)
         return rows.select(*table.columns)
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
     if days is not None:
-        rows = rows.where(table.days_condition(days))
-    for column, part in table.part_values.items():
-        rows = rows.where(F.col(column) == part)
+        rows = rows.where(days_condition(days, table.partition))
+    if table.part:
+        rows = rows.where(F.col(table.part_column).isin([part.part for part in tables]))
     return table.with_current_columns(rows)
 
 
@@ -416,20 +425,21 @@ def _same_types(stored: T.StructType, table: Table) -> bool:
 
 
 def _common_root(
-    url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
+    url: str, log: DeltaTable, tables: Sequence[Table], files: Iterable[Mapping[str, Any]]
 ) -> str | None:
     """The folder of the files, if each file is in its day folder and has the rows of the table.
 
     None if only Delta can read them: rows may be deleted by deletion vectors, columns renamed,
     missing or without their default, or paths have another form.
     """
-    metadata = read_metadata(log)
+    table, metadata = tables[0], read_metadata(log)
     struct = metadata.struct
     complete = set(struct.names).issuperset(table.columns) and _same_types(struct, table)
     if log.protocol().min_reader_version > 1 or not complete or unfilled_columns(table, metadata):
         return None
     roots = set()
-    part_folder = "".join(f"{re.escape(f'{n}={v}')}/" for n, v in table.part_values.items())
+    folders = [re.escape(f"{n}={v}") for part in tables for n, v in part.part_values.items()]
+    part_folder = f"(?:{'|'.join(folders)})/" if folders else ""
     for file in files:
         match = re.fullmatch(
             rf"(.*)/{table.partition}={file['day']}/{part_folder}[\w.-]+",
@@ -447,7 +457,7 @@ class TableSnapshot:
     Attributes:
         ledger: of the version that the rows are read at.
         needs_same_day: whether a day that is built from the table needs the same day of it.
-        read: reads the rows of some days; of all days if None.
+        read: reads the rows of some days, of all days if None; of other parts if tables are given.
         input_days: returns the days of the table that a day is built from; days not published are
             not read. Default: the same day if `needs_same_day`.
         find_required_days: returns the days of the table without which a day cannot be built.
@@ -456,7 +466,7 @@ class TableSnapshot:
 
     ledger: Ledger
     needs_same_day: bool
-    read: Callable[[Collection[date] | None], DataFrame]
+    read: Callable[..., DataFrame]
     input_days: Callable[[date], Iterable[date]] | None = None
     find_required_days: Callable[[date], Sequence[date]] | None = None
 
@@ -471,7 +481,7 @@ class TableSnapshot:
         """
         table = ledger.table
 
-        def read(days: Collection[date] | None) -> DataFrame:
+        def read(days: Collection[date] | None, parts: Sequence[Table] = ()) -> DataFrame:
             """Read days at the ledger's version; `None` reads all days."""
             if ledger.version is None:
                 raise dg.Failure(
@@ -479,7 +489,7 @@ class TableSnapshot:
                     "written.",
                     allow_retries=False,
                 )
-            return rows_as_of(session(), url, table, ledger.version, days)
+            return rows_as_of(session(), url, table, ledger.version, days, parts)
 
         return cls(ledger, by_day, read)
 
@@ -496,6 +506,14 @@ class TableSnapshot:
     def read_days(self, days: Iterable[date]) -> DataFrame:
         """Read the rows of some days."""
         return self.read(frozenset(days))
+
+    @staticmethod
+    def read_together(snapshots: "Sequence[TableSnapshot]", days: Iterable[date]) -> DataFrame:
+        """Read the rows of some days of parts of a table that are at the same version."""
+        tables = {snapshot.table.name: snapshot.table for snapshot in snapshots}
+        if len(tables) == 1:
+            return snapshots[0].read_days(days)
+        return snapshots[0].read(frozenset(days), [*tables.values()])
 
     def with_reach(
         self,

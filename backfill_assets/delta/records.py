@@ -46,7 +46,7 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     Attributes:
         verdict: the worst severity of all checks.
         totals: sums by column, as text.
-        input_digest: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
+        input_digest: digest of the inputs, see `staleness.snapshot`; empty if not recorded.
         nulls: number of nulls by column; columns without nulls are left out.
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: by check that is not OK, its severity and text.

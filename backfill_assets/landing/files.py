@@ -55,8 +55,6 @@ _UNUSABLE = (
 )
 #: Maximum characters of the reason why a control file cannot be used.
 _MOST_REASON = 200
-#: Maximum digits of a total.
-_MOST_DIGITS = 38
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ class LandingFile:
         name: file name, with the hour folder if the source lands hourly.
         url: path or URL for Spark, with glob characters escaped.
         path: path for Arrow's file system.
+        part_folder: the folder of its part, see `Source.part_folder`.
     """
 
     arrival_date: date
@@ -75,6 +74,7 @@ class LandingFile:
     url: str
     size: int
     path: str = ""
+    part_folder: str = ""
 
     @property
     def source_file(self) -> str:
@@ -82,18 +82,15 @@ class LandingFile:
         return f"{folder_name(self.arrival_date)}/{self.name}"
 
     @property
+    def full_name(self) -> str:
+        """The file's name in the landing, with the folder of the part."""
+        return f"{folder_name(self.arrival_date)}{self.part_folder}/{self.name}"
+
+    @property
     def format(self) -> str:
         """`json`, `csv` or `parquet`."""
         suffix = self.name.removesuffix(".gz").rsplit(".", 1)[1]
         return {"jsonl": "json", "tbl": "csv"}.get(suffix, suffix)
-
-
-@dataclass(frozen=True)
-class Control:
-    """The totals of valid lines that the source sent for a day; no amount if it declares none."""
-
-    rows: int
-    amount: Decimal | None
 
 
 @dataclass
@@ -108,7 +105,7 @@ class LandingFiles:
         strays: by arrival day, items beside its folder that may belong to it; not read.
         controls: by arrival day, the source's own totals, if sent.
         control_problems: by arrival day, why its control file cannot be used.
-        line_counts: non-blank data lines, without headers, by the file's name in the tables.
+        line_counts: non-blank data lines, without headers, by the file's full name.
         headers: of CSV files.
         multiline: the CSV files that Spark reads whole: text in quotes goes over several lines, or
             they are in UTF-16.
@@ -121,7 +118,7 @@ class LandingFiles:
     unknown_files: dict[date, list[str]] = field(default_factory=lambda: defaultdict(list))
     hours: dict[date, frozenset[str]] = field(default_factory=dict)
     strays: dict[date, list[str]] = field(default_factory=dict)
-    controls: dict[date, Control] = field(default_factory=dict)
+    controls: dict[date, formats.Control] = field(default_factory=dict)
     control_problems: dict[date, str] = field(default_factory=dict)
     line_counts: Mapping[str, int] = field(default_factory=dict)
     headers: dict[LandingFile, CsvHeader] = field(default_factory=dict)
@@ -151,6 +148,16 @@ class LandingFiles:
         stale = [file for file in self.files if file.source_file in names]
         self.files = [file for file in self.files if file.source_file not in names]
         return bool(stale)
+
+    def join(self, others: "Iterable[LandingFiles]") -> "LandingFiles":
+        """The files of several parts, to be read together."""
+        joined = replace(self, files=[], broken={}, headers={}, multiline=set(), columns={})
+        for part in (self, *others):
+            joined.files += part.files
+            joined.headers |= part.headers
+            joined.multiline |= part.multiline
+            joined.columns |= part.columns
+        return joined
 
     def drop_file(self, file: LandingFile, reason: str) -> None:
         """Move a file that turned out to be unreadable to `broken`."""
@@ -185,36 +192,13 @@ def read_control(
     try:
         text = landing_files.limits.read_control_file(filesystem, entry)
         content = json.loads(text, parse_float=Decimal, parse_int=Decimal)
-        landing_files.controls[day] = _parse_control(content, source)
+        landing_files.controls[day] = formats.parse_control(content, source)
     except _UNUSABLE as error:
         amount = ", 'amount': '0.00'" if source.amount else ""
         reason = f"{type(error).__name__}: {error}"[:_MOST_REASON]
         landing_files.control_problems[day] = (
             f"{CONTROL_FILE} is not {{'rows': N{amount}}} ({reason})"
         )
-
-
-def _parse_control(content: Any, source: Source) -> Control:
-    """Check decoded content, in which numbers are Decimals; `read_control` catches each error."""
-    rows = Decimal(content["rows"])
-    if source.amount is None and "amount" in content:
-        raise ValueError(f"the source {source.name} declares no amount")
-    amount = Decimal(content["amount"]) if source.amount else None
-    # Check the size before the value: computing `int(1e999999999)` would never end.
-    if not rows.is_finite() or rows.adjusted() > 18 or rows != int(rows):
-        raise ValueError("rows must be a whole number")
-    if amount is not None and not _is_valid_total(amount):
-        raise ValueError("amount must be a finite number of at most 38 digits")
-    return Control(int(rows), amount)
-
-
-def _is_valid_total(amount: Decimal) -> bool:
-    """Whether a total is finite and has at most 38 digits; others are attacks or faults."""
-    if not amount.is_finite():
-        return False
-    # Trailing zeros count as digits too: printing millions of them takes too long.
-    digits = len(amount.as_tuple().digits)
-    return digits <= _MOST_DIGITS and abs(amount.adjusted()) <= _MOST_DIGITS
 
 
 Result = TypeVar("Result")
@@ -242,14 +226,20 @@ def probe_files(
         LandingError: the source has no folder: a wrong setting, not an empty day.
     """
     listing = listing or list_landing(landing, source, days)
-    landing_files = _probe_all(
+    landing_files = open_files(
         landing, source, days, listing, limits or SizeLimits.default_limits()
     )
+    count_lines(spark, source, landing_files)
+    return landing_files
+
+
+def count_lines(spark: SparkSession, source: Source, landing_files: LandingFiles) -> None:
+    """Count the lines of files, which may be those of several parts; drop what is unreadable."""
     count_part = partial(_count_lines, spark, source)
     counts = retry_without_bad_files(spark, landing_files, count_part)
     doubtful_files = set()
     for file in [*landing_files.files]:
-        row = counts.get(file.source_file)
+        row = counts.get(file.full_name)
         if row is None or row["doubtful"] is None:
             continue
         if reason := landing_files.limits.whole_file_problem(row["bytes"], csv_files.WHY_WHOLE):
@@ -261,11 +251,10 @@ def probe_files(
         records = replace(landing_files, files=[*doubtful_files])
         counts |= retry_without_bad_files(spark, records, count_part)
         for file in doubtful_files - landing_files.broken.keys():
-            if text := counts[file.source_file]["doubtful"]:
+            if text := counts[file.full_name]["doubtful"]:
                 landing_files.broken[file] = csv_files.describe_doubtful(text)
         landing_files.files = [f for f in landing_files.files if f not in landing_files.broken]
     landing_files.line_counts = {name: row["lines"] for name, row in counts.items()}
-    return landing_files
 
 
 def retry_without_bad_files(
@@ -311,7 +300,7 @@ def _bisect_bad_file(
             return True
         return False
 
-    files, first_half_fails = sorted(landing_files.files, key=lambda file: file.source_file), False
+    files, first_half_fails = sorted(landing_files.files, key=lambda file: file.full_name), False
     while len(files) > 1:
         half, rest = files[: len(files) // 2], files[len(files) // 2 :]
         first_half_fails = work_fails(half)
@@ -370,10 +359,10 @@ def _is_readable_here(file: LandingFile) -> bool:
     return True
 
 
-def _probe_all(
+def open_files(
     landing: str, source: Source, days: Window, listing: Listing, limits: SizeLimits
 ) -> LandingFiles:
-    """Take the files from the listing and probe each that is not empty, in threads."""
+    """Take the files from the listing and probe each that is not empty, in threads; no Spark."""
     filesystem, _ = open_store(landing)
     landing_files = LandingFiles(limits=limits)
     opened: list[tuple[ListedFile, LandingFile]] = []
@@ -388,7 +377,7 @@ def _probe_all(
         landing_files.hours[day] = folder.hours
         for entry in folder.files.values():
             url = escape_glob(f"{within}/{entry.name}")
-            file = LandingFile(day, entry.name, url, entry.size, entry.path)
+            file = LandingFile(day, entry.name, url, entry.size, entry.path, source.part_folder)
             if entry.name == CONTROL_FILE:
                 read_control(filesystem, entry, source, day, landing_files)
             elif entry.refused:
@@ -480,7 +469,7 @@ def _file_named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | 
     if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
         return None
     plain = unquote(message)
-    named = [file for file in files if f"/{file.source_file}" in plain]
+    named = [file for file in files if f"/{file.full_name}" in plain]
     # `a.json` is also the beginning of `a.jsonl`.
     return max(named, key=lambda file: len(file.name), default=None)
 

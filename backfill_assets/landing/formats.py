@@ -1,8 +1,12 @@
 """Lines of text of the landing, and JSON lines, read as fields of text; `csv_files` reads CSV."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache, partial, reduce
+from typing import Any
 from uuid import uuid4
 
 import pyspark.sql.types as T
@@ -10,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.spark.filesystems import read_options
+from backfill_assets.spark.frames import PART, exact_sums
 from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
@@ -31,19 +36,102 @@ def lines_schema(source: Source) -> T.StructType:
     )
 
 
+@dataclass(frozen=True)
+class Control:
+    """The totals of valid lines that the source sent for a day; no amount if it declares none."""
+
+    rows: int
+    amount: Decimal | None
+
+
+#: Maximum digits of a total.
+_MOST_DIGITS = 38
+
+
+def parse_control(content: Any, source: Source) -> Control:
+    """Check decoded content, in which numbers are Decimals; `read_control` catches each error."""
+    rows = Decimal(content["rows"])
+    if source.amount is None and "amount" in content:
+        raise ValueError(f"the source {source.name} declares no amount")
+    amount = Decimal(content["amount"]) if source.amount else None
+    # Check the size before the value: computing `int(1e999999999)` would never end.
+    if not rows.is_finite() or rows.adjusted() > 18 or rows != int(rows):
+        raise ValueError("rows must be a whole number")
+    if amount is not None and not _is_valid_total(amount):
+        raise ValueError("amount must be a finite number of at most 38 digits")
+    return Control(int(rows), amount)
+
+
+def _is_valid_total(amount: Decimal) -> bool:
+    """Whether a total is finite and has at most 38 digits; others are attacks or faults."""
+    if not amount.is_finite():
+        return False
+    # Trailing zeros count as digits too: printing millions of them takes too long.
+    digits = len(amount.as_tuple().digits)
+    return digits <= _MOST_DIGITS and abs(amount.adjusted()) <= _MOST_DIGITS
+
+
+#: The amount of no lines.
+NO_MONEY = Decimal("0.00")
+
+
+@dataclass(frozen=True)
+class FileCounts:
+    """Counts of one file.
+
+    Attributes:
+        landed: lines, counted separately from parsing.
+        rejected: lines that could not be parsed.
+        early: accepted lines that are logged on the next day.
+        accepted: all other lines than the rejected ones, early ones included.
+        amount: the sum of their amounts; zero if the source declares none.
+        ambiguous: accepted lines whose local time is ambiguous.
+        ambiguous_keys: the first keys of these, as text.
+        lacking: the number of accepted lines that have no such field, by field that may be null.
+    """
+
+    landed: int = 0
+    rejected: int = 0
+    early: int = 0
+    accepted: int = 0
+    amount: Decimal = NO_MONEY
+    ambiguous: int = 0
+    ambiguous_keys: tuple[str, ...] = ()
+    lacking: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: "FileCounts") -> "FileCounts":
+        with exact_sums():
+            return FileCounts(
+                self.landed + other.landed,
+                self.rejected + other.rejected,
+                self.early + other.early,
+                self.accepted + other.accepted,
+                self.amount + other.amount,
+                self.ambiguous + other.ambiguous,
+                self.ambiguous_keys + other.ambiguous_keys,
+                self.lacking + other.lacking,
+            )
+
+
 def origin_columns(source: Source) -> tuple[Column, Column]:
     """The arrival day and file of a row, from the path that Spark read.
 
-    Computed for every row, so it cuts the path instead of using slow patterns.
+    Of a source with a second dimension, the name of the file is with the folder of the part, see
+    `split_name`. Computed for every row, so it cuts the path instead of using slow patterns.
     """
-    depth = 2 + source.hourly + bool(source.part)
+    depth = 2 + source.hourly + bool(source.dimension)
     tail = F.substring_index("_metadata.file_path", "/", -depth)
-    if source.part:
-        tail = F.replace(tail, F.lit(f"{source.part_folder}/"), F.lit("/"))
     # A file path is percent-encoded, but a plus sign in it is a plus sign.
     decoded = F.url_decode(F.replace(tail, F.lit("+"), F.lit("%2B")))
     name = F.when(tail.contains("%"), decoded).otherwise(tail)
     return F.substring(tail, 14, 10).cast("date").alias("arrival_date"), name.alias("source_file")
+
+
+def split_name() -> tuple[Column, Column]:
+    """The file of a row without the folder of its part, and the part."""
+    folder = F.substring_index(F.substring_index("source_file", "/", 2), "/", -1)
+    name = F.replace(F.col("source_file"), F.concat(F.lit("/"), folder, F.lit("/")), F.lit("/"))
+    return name.alias("source_file"), F.substring_index(folder, "=", -1).alias(PART)
 
 
 def text_lines(

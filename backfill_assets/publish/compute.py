@@ -114,15 +114,22 @@ class DependentDaysError(RefusedError):
 _ENOUGH_DAYS = 2
 
 
-def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
+def days_to_compute_alone(
+    plan: ComputePlan, frame: DataFrame, other_parts: Sequence[ComputePlan] = ()
+) -> list[date]:
     """Return the days to compute alone as well, to see that the range gives the same rows.
 
     None if this code version has shown that, see `has_shown_equal_days`. Otherwise two days with
     rows, and one day without rows. Of a stateful table, only the first day can be computed alone.
+    Parts that are computed together are one range, in which one of them has shown it for all.
     """
     days, version = plan.days, plan.request.record["code_version"]
-    shown = not plan.request.compares and has_shown_equal_days(plan.ledger.records, version)
-    if len(days) < 2 or shown:
+    if not plan.request.compares and any(
+        has_shown_equal_days(part.ledger.records, version, needs_range=len(days) > 1)
+        for part in (plan, *other_parts)
+    ):
+        return []
+    if len(days) < 2 and not other_parts:
         return []
     first = min(days)
     if plan.snapshot:
@@ -136,16 +143,21 @@ def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
     return sample_days(rows_by_day, input_rows)
 
 
-def has_shown_equal_days(records: Sequence[CommitRecord], code_version: str) -> bool:
+def has_shown_equal_days(
+    records: Sequence[CommitRecord], code_version: str, *, needs_range: bool = True
+) -> bool:
     """Return whether enough days came out the same alone as within a range, by a code version.
 
-    A range in which a single day has rows shows nothing: there was nothing to mix.
+    A range in which a single day has rows shows nothing: there was nothing to mix; unless other
+    parts were (`needs_range`).
     """
     equal_days: set[date] = set()
     for record in reversed(records):
         if record.code_version != code_version or not _is_computed(record):
             continue
         filled_days = {day for day, published in record.days.items() if published.rows}
+        if record.details.alone and not needs_range:
+            return True
         if len(filled_days) > 1:
             equal_days |= filled_days.intersection(from_ranges(record.details.alone))
         if len(equal_days) >= _ENOUGH_DAYS:

@@ -127,12 +127,12 @@ class DeltaIOManager(publisher.Publisher):
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Iterator[Candidate]
+        self, context: dg.OutputContext, obj: Iterator[Sequence[Candidate]]
     ) -> Iterator[dg.DagsterEvent]:
-        """Publish each candidate in turn, and log events for every day.
+        """Publish the candidates in turn, and log events for every day.
 
-        The asset computes a candidate when it is taken, so a stateful table is built from what the
-        candidate before it has published. If another run changed the days meanwhile, the step
+        The asset computes candidates when they are taken, so a stateful table is built from what
+        the candidate before it has published. If another run changed the days meanwhile, the step
         starts again.
 
         Raises:
@@ -201,28 +201,27 @@ class DeltaIOManager(publisher.Publisher):
             )
 
     def deliver_all(
-        self, candidates: Iterator[Candidate]
+        self, batches: Iterator[Sequence[Candidate]]
     ) -> Iterator[tuple[Candidate, list[DayResult]]]:
-        """Deliver each candidate, and yield it with its results.
+        """Deliver the candidates that are handed over together, and yield each with its results.
 
-        A failure is raised where the asset has yielded the candidate: it may hand over fewer days
+        A failure is raised where the asset has yielded the candidates: it may hand over fewer days
         instead, or those of another part first.
 
         Raises:
             dagster.Failure: the days cannot be published; other errors as `handle_output`.
         """
-        candidate = next(candidates, None)
-        while candidate:
+        batch = next(batches, None)
+        while batch:
             failure: Exception | None = None
             try:
-                results = self.destination.deliver(self, candidate)
+                yield from self.destination.deliver(self, batch)
             except (dg.Failure, RefusedError, SchemaError, PublishError) as error:
                 failure = error
             if failure is None:
-                yield candidate, results
-                candidate = next(candidates, None)
-            elif isinstance(candidates, Generator):
-                candidate = candidates.throw(failure)
+                batch = next(batches, None)
+            elif isinstance(batches, Generator):
+                batch = batches.throw(failure)
             else:
                 raise failure
 
@@ -501,7 +500,7 @@ class DataFrameIOManager(DeltaIOManager):
         return source.read_days([*map(date.fromisoformat, context.asset_partition_keys)])
 
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Iterator[Candidate] | DataFrame
+        self, context: dg.OutputContext, obj: Iterator[Sequence[Candidate]] | DataFrame
     ) -> Iterator[dg.DagsterEvent]:
         """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 
@@ -529,7 +528,7 @@ class DataFrameIOManager(DeltaIOManager):
         table: Table,
         rows: DataFrame,
         sources: Sequence[TableSnapshot],
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[Sequence[Candidate]]:
         """Yield the rows of an ordinary asset, without the days that lack an input.
 
         All days have an empty input digest, so that none is skipped as current. Rows outside of the
@@ -560,7 +559,7 @@ class DataFrameIOManager(DeltaIOManager):
             other_days = days_condition(days, table.partition)
             frame = rows.where(f"NOT ({other_days})") if other_days else rows
             computed = ComputedDays(frame, {}, scattered=True)
-        yield Candidate(plan, computed)
+        yield [Candidate(plan, computed)]
 
 
 def _step_key(context: Any) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Every row that a run computes or an undo restores passes through `audit_days` an
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
@@ -14,8 +15,21 @@ import msgspec
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.profile import Baseline, Histograms, PublishedHistory, audit_frame
-from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days, sum_digests
+from backfill_assets.audit.profile import (
+    Baseline,
+    Histograms,
+    MeasuredRows,
+    PublishedHistory,
+    count_leftover_rows,
+    judge_measured_days,
+    measure_frame,
+)
+from backfill_assets.audit.verdicts import (
+    Expectation,
+    Verdict,
+    judge_days,
+    sum_digests,
+)
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta import records
 from backfill_assets.delta.commits import PublishError
@@ -34,28 +48,44 @@ class CommitRaceError(PublishError):
     """Another commit changed the days that a candidate replaces: they must be planned anew."""
 
 
-def publish_candidate(candidate: types.Candidate) -> list[types.DayResult]:
-    """Audit the days of a candidate and commit those that pass.
+def publish_candidates(
+    candidates: Sequence[types.Candidate],
+) -> Iterator[tuple[types.Candidate, list[types.DayResult]]]:
+    """Audit the days of candidates and commit those that pass, a commit for each candidate.
 
-    Returns:
-        The result of each day, in ascending order.
+    The candidates are of one table, or of parts of one whose rows are in the same frame: these are
+    measured and written together. A part that cannot be committed holds back no other one.
+
+    Yields:
+        Each candidate with the result of each day, in ascending order.
 
     Raises:
-        CommitRaceError: another commit changed the days first; nothing was committed.
+        CommitRaceError: another commit changed the days first; nothing of these was committed.
         PublishError: the commit failed.
         RefusedError: the frame has rows outside of its days, or none where some are expected.
         SchemaError: a column is missing or of another type.
         dagster.Failure: Spark cannot compute the rows.
     """
-    committed = None
-    if candidate.computed is not None:
-        audited = audit_days(candidate.plan, candidate.computed)
-        committed = audited.publish()
-    return list_results(candidate.plan, committed)
+    audited = audit_days(candidates)
+    if len(audited) > 1:
+        _write_together([*audited.values()])
+    failure: PublishError | None = None
+    for n, candidate in enumerate(candidates):
+        days = audited.get(candidate.plan.table.part)
+        try:
+            results = list_results(candidate.plan, days.publish(follows=n > 0) if days else None)
+        except CommitRaceError:
+            raise
+        except PublishError as error:
+            failure = failure or error
+        else:
+            yield candidate, results
+    if failure is not None:
+        raise failure
 
 
-def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "AuditedDays":
-    """Measure and judge the computed days of a plan, not those between them.
+def audit_days(candidates: Sequence[types.Candidate]) -> "dict[str, AuditedDays]":
+    """Measure and judge the computed days of candidates, not those between them; by part.
 
     Raises:
         SchemaError: a column is missing or of another type.
@@ -64,18 +94,38 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
             expected.
         dagster.Failure: Spark cannot compute the rows.
     """
+    computed = {c.plan.table.part: (c.plan, c.computed) for c in candidates if c.computed}
+    if not computed:
+        return {}
+    first, first_days = next(iter(computed.values()))
+    with explain_spark_errors(first.table, first.days):
+        frame = first.table.conform_frame(first_days.frame)
+        tables = [plan.table for plan, _ in computed.values()]
+        measured = measure_frame(frame, tables, first.days, first.rules)
+        return {
+            part: _judge_days(plan, days, frame, measured[part])
+            for part, (plan, days) in computed.items()
+        }
+
+
+def _judge_days(
+    plan: types.ComputePlan, computed: types.ComputedDays, frame: DataFrame, measured: MeasuredRows
+) -> "AuditedDays":
+    """Judge the computed days of a plan by what was counted in their rows."""
     ledger, days = plan.ledger, plan.days
     baselines = {
         day: Baseline(f"version {record.version}", record.details.spreads[day])
         for day, record in ledger.latest.items()
         if record.details.spreads.get(day) and ledger.current_record(day)
     }
-    merges = plan.request.merge and ledger.version is not None
-    with explain_spark_errors(plan.table, days):
-        frame = plan.table.conform_frame(computed.frame)
-        merged_rows = plan.published.read_days(days) if merges else None
-        history = PublishedHistory(ledger.measured, baselines, merged_rows)
-        audit = audit_frame(frame, plan.table, days, computed.expectations, plan.rules, history)
+    leftover_rows: Mapping[date, int] = {}
+    if plan.request.merge and ledger.version is not None:
+        rows = plan.table.rows_of_part(frame)
+        leftover_rows = count_leftover_rows(rows, plan.published.read_days(days), plan.table)
+    history = PublishedHistory(ledger.measured, baselines)
+    audit = judge_measured_days(
+        plan.table, days, measured, computed.expectations, history, leftover_rows
+    )
     input_digests: Mapping[date, str] = {day: plan.input_digests[day] for day in days}
     verdicts, identical = audit.verdicts, set[date]()
     if plan.snapshot:
@@ -89,6 +139,27 @@ def audit_days(plan: types.ComputePlan, computed: types.ComputedDays) -> "Audite
         identical,
         audit.histograms,
     )
+
+
+def _write_together(audited: Sequence["AuditedDays"]) -> None:
+    """Write the data files of all parts at once; what fails here is left to the commit of each."""
+    written = [days for days in audited if days.changed and not days.plan.request.merge]
+    if not written:
+        return
+    first = written[0]
+    digest = sum_digests(
+        days.verdicts[day].metrics.digest for days in written for day in days.changed
+    )
+    with suppress(PublishError):
+        files = first.plan.writer.write_parts(
+            first.frame,
+            [(days.plan.table, days.changed) for days in written],
+            digest,
+            rebalance=first.computed.scattered,
+        )
+        for days in written:
+            part_files = files.get(days.plan.table.part, {})
+            days.files.update({day: [*part_files.get(day, ())] for day in days.changed})
 
 
 def chain_days(
@@ -167,33 +238,52 @@ class AuditedDays:
         """The verdicts of the days to commit."""
         return [self.verdicts[day] for day in self.reasons if self.verdicts[day].may_publish]
 
-    def publish(self) -> "CommittedDays":
+    @property
+    def changed(self) -> list[date]:
+        """The days to commit whose rows have changed, or are to be written in any case."""
+        plan = self.plan
+        return sorted(
+            v.day
+            for v in self.passed
+            if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
+        )
+
+    def publish(self, *, follows: bool = False) -> "CommittedDays":
         """Commit the days that passed.
 
         If another commit comes first, it is tried again, as long as the days are as planned.
+
+        Args:
+            follows: whether other parts of the table were committed since the days were planned.
 
         Raises:
             CommitRaceError: another commit changed the days first; nothing was committed.
             PublishError: the commit failed.
         """
-        audited = self
+        audited: AuditedDays | None = self.with_current_ledger() if follows else self
         for _ in race_attempts():
+            if audited is None:
+                break
             committed = audited.commit_once()
             if committed is not None:
                 self.remove_files()
                 return committed
-            plan, request = audited.plan, audited.plan.request
-            ledger = plan.writer.read_ledger()
-            if not plan.holds_for(ledger):
-                break
-            refuse_other_code(ledger, request.window, request.record)
-            _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
-            audited = replace(audited, plan=replace(plan, ledger=ledger))
+            audited = audited.with_current_ledger()
+            _log.info("%s: another run was first, trying again", self.plan.table.name)
         self.remove_files()
         raise CommitRaceError(
             f"{self.plan.table.name} [{self.plan.days}]: another run committed first. The table is "
             "as it left it. Launch these days again."
         )
+
+    def with_current_ledger(self) -> "AuditedDays | None":
+        """Return the days with the current ledger of the table; None if they are not as planned."""
+        plan, request = self.plan, self.plan.request
+        ledger = plan.writer.read_ledger()
+        if not plan.holds_for(ledger):
+            return None
+        refuse_other_code(ledger, request.window, request.record)
+        return replace(self, plan=replace(plan, ledger=ledger))
 
     def commit_once(self) -> "CommittedDays | None":
         """Commit the days that passed; return None if another commit of this package came first.
@@ -206,11 +296,7 @@ class AuditedDays:
         plan, writer = self.plan, self.plan.writer
         if not self.passed:
             return CommittedDays(self)
-        changed = sorted(
-            v.day
-            for v in self.passed
-            if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
-        )
+        changed = self.changed
         record = self._encode_record()
         files = self._write_files(changed)
         if plan.request.merge and changed:

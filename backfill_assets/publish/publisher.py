@@ -1,7 +1,7 @@
 """The publisher: which days of a run to compute, why, and where their rows go."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish import types
-from backfill_assets.publish.publication import publish_candidate
+from backfill_assets.publish.publication import publish_candidates
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.frames import SharedFrames
 from backfill_assets.spark.session import Engine
@@ -60,9 +60,11 @@ class Destination:
         """Return where new data files are written; empty for the table's own folder."""
         return ""
 
-    def deliver(self, publisher: "Publisher", candidate: types.Candidate) -> list[types.DayResult]:
-        """Publish the days of a candidate; see `publish_candidate`."""
-        return publish_candidate(candidate)
+    def deliver(
+        self, publisher: "Publisher", candidates: Sequence[types.Candidate]
+    ) -> Iterator[tuple[types.Candidate, list[types.DayResult]]]:
+        """Publish the days of candidates; see `publish_candidates`."""
+        yield from publish_candidates(candidates)
 
 
 #: Sends the lineage events of days of a run; returns what went wrong.

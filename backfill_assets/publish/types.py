@@ -117,7 +117,7 @@ class ComputePlan:
         writer: commits to the table.
         ledger: of the table; read before the inputs, so that older input never replaces newer.
         sources: the input tables.
-        input_digests: by day, the input digest, see `staleness.input_digest`.
+        input_digests: by day, the input digest, see `staleness.snapshot`.
         reasons: by day to compute, why.
         refused: by day that cannot be computed, why.
         not_due: by day that is not due yet, what it waits for; see `DayAssessment`.

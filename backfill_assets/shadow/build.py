@@ -31,8 +31,7 @@ from backfill_assets.publish.adopt import ClonedDays, Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
-from backfill_assets.staleness.input_digest import SwitchedLedger, input_digests
-from backfill_assets.staleness.snapshot import Snapshot
+from backfill_assets.staleness.snapshot import Snapshot, SwitchedLedger, input_digests
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Current
@@ -68,11 +67,13 @@ class TargetDestination(Destination):
         """The production table's folder: a clone's data files are written there."""
         return self.deployment.table_url(table.name)
 
-    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+    def deliver(
+        self, publisher: Publisher, candidates: Sequence[Candidate]
+    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
         """Publish as in any run, and keep the results."""
-        results = super().deliver(publisher, candidate)
-        self.results.extend((candidate.plan.table, result) for result in results)
-        return results
+        for candidate, results in super().deliver(publisher, candidates):
+            self.results.extend((candidate.plan.table, result) for result in results)
+            yield candidate, results
 
 
 class StageResult(NamedTuple):

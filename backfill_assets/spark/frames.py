@@ -17,7 +17,8 @@ from uuid import uuid4
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.utils import is_remote
@@ -36,6 +37,23 @@ def create_frame(
     dicts = [dict(zip(struct.names, map(_to_utc, row), strict=True)) for row in rows]
     table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
     return spark.createDataFrame(table, struct)
+
+
+#: The column of a result with the part of a row, of tables with a second dimension.
+PART = "_part"
+
+
+def part_key(column: str) -> list[Column]:
+    """What to group by besides, so that each part has rows of its own; nothing without a column."""
+    return [F.col(column).alias(PART)] if column else []
+
+
+def split_by_part(rows: Iterable[Row]) -> dict[str | None, list[Row]]:
+    """Rows by the part that `part_key` has given them; without one, all are of the part ''."""
+    by_part: dict[str | None, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_part[row[PART] if PART in row.__fields__ else ""].append(row)
+    return by_part
 
 
 def exact_sums() -> AbstractContextManager[Context]:
@@ -64,12 +82,12 @@ ADAPTIVE_EXECUTION = "spark.sql.adaptive.enabled"
 SMALL_DATA_CONF = {SHUFFLE_PARTITIONS: "1", ADAPTIVE_EXECUTION: "false"}
 
 
-def gather_rows(rows: DataFrame, column: str) -> DataFrame:
-    """The rows, with those of a value of a column in few Spark partitions, so in few files."""
+def gather_rows(rows: DataFrame, *columns: str) -> DataFrame:
+    """The rows, with those of the same values of columns in few Spark partitions and files."""
     conf = rows.sparkSession.conf
     if all(conf.get(name) == value for name, value in SMALL_DATA_CONF.items()):
         return rows.coalesce(1)  # Spark ignores the hint without adaptive execution
-    return rows.hint("rebalance", column)
+    return rows.hint("rebalance", *columns)
 
 
 def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:

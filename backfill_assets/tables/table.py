@@ -183,9 +183,24 @@ class Table(table_options.TableOptions):
         return (self.partition, self.dimension.name) if self.dimension else (self.partition,)
 
     @property
+    def part_column(self) -> str:
+        """The column of its second dimension; empty if it has days alone."""
+        return self.dimension.name if self.dimension else ""
+
+    @property
+    def cell_columns(self) -> list[str]:
+        """The columns with the part, if it is one of several, and the day of a row."""
+        return [*filter(None, [self.part_column]), self.partition]
+
+    @property
     def part_values(self) -> Mapping[str, str]:
         """The value of the column of the part; empty without a part."""
         return {self.dimension.name: self.part} if self.dimension and self.part else {}
+
+    def rows_of_part(self, frame: DataFrame) -> DataFrame:
+        """Of rows of several parts, those of this one."""
+        conditions = [f"`{column}` = '{part}'" for column, part in self.part_values.items()]
+        return frame.where(*conditions) if conditions else frame
 
     def days_condition(self, days: Iterable[date], *, relation: str = "") -> str:
         """The SQL condition for the rows of some days, in the part of the table if it is one."""

@@ -59,14 +59,13 @@ def version_day(source: Source, timezone: str, field_column: FieldColumn = F.col
     return business_day(F.greatest(*map(field_column, source.times)), timezone)
 
 
-def other_hour(source: Source, timezone: str) -> Column:
-    """Why a line's event is not of the hour that its folder says; null if it is."""
-    if source.hour is None:
+def other_hour(source: Source, timezone: str, part: Column) -> Column:
+    """Why a line's event is not of the hour that its folder says (`part`); null if it is."""
+    if not source.raw.by_hour:
         return F.lit(None)
-    hour = F.hour(F.from_utc_timestamp(source.event_time, timezone))
-    texts = f"bad {source.event_time}: of hour ", f", its folder says {source.part}"
-    reason = F.concat(F.lit(texts[0]), F.lpad(hour, 2, "0"), F.lit(texts[1]))
-    return F.when(hour != source.hour, reason)
+    hour = F.lpad(F.hour(F.from_utc_timestamp(source.event_time, timezone)).cast("string"), 2, "0")
+    texts = F.lit(f"bad {source.event_time}: of hour "), F.lit(", its folder says ")
+    return F.when(hour != part, F.concat(texts[0], hour, texts[1], part))
 
 
 def compared_times(source: Source) -> list[str]:
@@ -87,6 +86,11 @@ def version_columns(source: Source) -> list[str]:
 def line_amount(source: Source) -> Column:
     """The amount of a line; zero if its source has no amount."""
     return F.col(source.amount) if source.amount else F.lit(Decimal("0.00"))
+
+
+def key_columns(source: Source) -> list[str]:
+    """The columns of a key: the part, as rows may be those of several, and its fields."""
+    return [*dict.fromkeys([*filter(None, [source.raw.part_column]), *source.key])]
 
 
 def greatest_first(source: Source, *partition: str) -> str:
@@ -162,7 +166,7 @@ def rank_lines(raw: DataFrame, source: Source, window_days: int, *, corrects: bo
     `raw` is the result of `with_event_day`; `corrects` is whether lines after the reprocessing
     window count.
     """
-    versions = greatest_first(source, *source.key)
+    versions = greatest_first(source, *key_columns(source))
     return raw.select(
         *version_columns(source),
         F.expr(is_superseded(versions, window_days)).alias(_SUPERSEDED_IN_WINDOW),
@@ -206,7 +210,7 @@ def known_days(source: Source, reach: Reach, days: Window) -> dict[str, str]:
     It counts while it is the greatest version, and its event day is in the reach. If the last day
     is before the first, it never does.
     """
-    superseded_on = _first_of_greater(greatest_first(source, *source.key))
+    superseded_on = _first_of_greater(greatest_first(source, *key_columns(source)))
     until = f"date_add(event_date, {reach.before}), date_sub({superseded_on}, 1)"
     return {
         FIRST_FOR_DAY: f"greatest(log_date, DATE'{days.start}')",

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from decimal import Decimal
 from functools import cached_property, reduce
 from typing import Any
 
@@ -14,13 +13,21 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.formats import LACKING, PROBLEM, TEXT, identifier_fields
+from backfill_assets.landing.formats import (
+    LACKING,
+    NO_MONEY,
+    PROBLEM,
+    TEXT,
+    FileCounts,
+    identifier_fields,
+    split_name,
+)
 from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.landing.parquet import original_line
-from backfill_assets.spark.frames import create_frame, exact_sums
+from backfill_assets.spark.frames import PART, create_frame
 from backfill_assets.tables.columns import sql_conditions
-from backfill_assets.tables.sources import Source
+from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
 from backfill_assets.transforms.dedup import business_day, other_hour, version_day
 
@@ -252,9 +259,9 @@ def read_versions(frames: Sequence[DataFrame], source: Source, timezone: str) ->
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
-        (null for an accepted line), `_ambiguous`, `_lacking`, and the source's fields in their
-        types. A line's log day is its arrival day, or the next if its version time lies in that;
-        beyond, it is rejected.
+        (null for an accepted line), `_ambiguous`, `_lacking`, the source's fields in their types
+        and, of a source with a second dimension, `_part`, as the folder says. A line's log day is
+        its arrival day, or the next if its version time lies in that; beyond, it is rejected.
     """
     return reduce(
         DataFrame.unionByName, (_parse_lines(frame, source, timezone) for frame in frames)
@@ -271,7 +278,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     }
     frame = lines.select(
         "arrival_date",
-        "source_file",
+        *(split_name() if source.dimension else ["source_file"]),
         TEXT,
         PROBLEM,
         LACKING,
@@ -300,14 +307,19 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
                 values[name] = later_moment(text, values[name], source.timezone)
     frame = frame.withColumns(values)
     ahead = F.datediff(version_day(source, timezone), "arrival_date")
-    part, fields = source.raw.part_values.items(), source.fields
+    part_fields = {source.raw.part_column}.intersection(source.fields)
     reason = F.coalesce(
         F.col(PROBLEM),
         *_field_reasons(source, verbatim, typed_fields),
         F.when(_before_all_days(source, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
-        *(F.when(F.col(n) != v, f"bad {n}: its folder says {v}") for n, v in part if n in fields),
-        other_hour(source, timezone),
+        *(
+            F.when(
+                F.col(name) != F.col(PART), F.concat(F.lit(f"bad {name}: its folder says "), PART)
+            )
+            for name in part_fields
+        ),
+        other_hour(source, timezone, F.col(PART)),
     )
     frame = frame.withColumns({REASON: reason, "_ahead": ahead})
     ambiguous = [_has_ambiguous_time(source, name) for name in local_times]
@@ -322,7 +334,7 @@ def _parse_lines(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         (F.col(REASON).isNull() & reduce(Column.__or__, ambiguous, F.lit(False))).alias(AMBIGUOUS),
         LACKING,
         *source.fields,
-        *(F.lit(value).alias(name) for name, value in part if name not in fields),
+        *([PART] if source.dimension else []),
     )
 
 
@@ -382,59 +394,23 @@ def _before_all_days(source: Source, timezone: str) -> Column:
 
 def accepted_rows(read: DataFrame, source: Source) -> DataFrame:
     """Return the accepted lines of a result of `read_versions`."""
-    return read.where(F.col(REASON).isNull()).select(*source.raw.columns)
+    return read.where(F.col(REASON).isNull()).select(*_with_part(source.raw))
+
+
+def _with_part(table: Table) -> list[Column]:
+    """Return the columns of a table, that of the part as the folder says."""
+    renamed = {table.part_column: PART}
+    return [F.col(renamed.get(name, name)).alias(name) for name in table.columns]
 
 
 def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
     """Return the rejected lines of a result of `read_versions`."""
-    columns = {name: F.col(name) for name in read.columns}
-    columns |= {"text": F.col(TEXT), "reason": F.col(REASON)}
-    columns |= {name: F.lit(part) for name, part in source.rejected.part_values.items()}
-    selected = [columns[name].alias(name) for name in source.rejected.columns]
-    return read.where(F.col(REASON).isNotNull()).select(*selected)
+    rejected = read.where(F.col(REASON).isNotNull())
+    texts = {"text": F.col(TEXT), "reason": F.col(REASON)}
+    return rejected.withColumns(texts).select(*_with_part(source.rejected))
 
 
 LoadTargets = Mapping[date, LoadTarget]
-
-_NO_MONEY = Decimal("0.00")
-
-
-@dataclass(frozen=True)
-class FileCounts:
-    """Counts of one file.
-
-    Attributes:
-        landed: lines, counted separately from parsing.
-        rejected: lines that could not be parsed.
-        early: accepted lines that are logged on the next day.
-        accepted: all other lines than the rejected ones, early ones included.
-        amount: the sum of their amounts; zero if the source declares none.
-        ambiguous: accepted lines whose local time is ambiguous.
-        ambiguous_keys: the first keys of these, as text.
-        lacking: the number of accepted lines that have no such field, by field that may be null.
-    """
-
-    landed: int = 0
-    rejected: int = 0
-    early: int = 0
-    accepted: int = 0
-    amount: Decimal = _NO_MONEY
-    ambiguous: int = 0
-    ambiguous_keys: tuple[str, ...] = ()
-    lacking: Counter[str] = field(default_factory=Counter)
-
-    def __add__(self, other: "FileCounts") -> "FileCounts":
-        with exact_sums():
-            return FileCounts(
-                self.landed + other.landed,
-                self.rejected + other.rejected,
-                self.early + other.early,
-                self.accepted + other.accepted,
-                self.amount + other.amount,
-                self.ambiguous + other.ambiguous,
-                self.ambiguous_keys + other.ambiguous_keys,
-                self.lacking + other.lacking,
-            )
 
 
 @dataclass(frozen=True)
@@ -500,14 +476,15 @@ def count_lines_by_file(
 ) -> dict[str, FileCounts]:
     """Return the counts of each file.
 
-    `landed` has lines by file, from a separate scan.
+    `landed` has lines by file, from a separate scan. Names are with the folder of the part.
     """
-    is_accepted, amount = F.col(REASON).isNull(), F.lit(_NO_MONEY)
+    file_name = _full_name(source).alias("source_file")
+    is_accepted, amount = F.col(REASON).isNull(), F.lit(NO_MONEY)
     nullable = sorted(source.may_be_null)
     if source.amount:
         amount = F.coalesce(F.sum(F.when(is_accepted, F.col(source.amount))), amount)
     lacking = (F.count_if(is_accepted & F.array_contains(LACKING, name)) for name in nullable)
-    rows = versions.groupBy("source_file").agg(
+    rows = versions.groupBy(file_name).agg(
         F.count_if(~is_accepted).alias("rejected"),
         F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
         F.count_if(is_accepted).alias("accepted"),
@@ -533,10 +510,21 @@ def count_lines_by_file(
     }
 
 
+def _full_name(source: Source) -> Column:
+    """Return the name of a line's file, with the folder of the part."""
+    name = F.col("source_file")
+    if not source.dimension:
+        return name
+    folder = F.concat(F.lit(f"/{source.dimension.name}="), F.col(PART), F.lit("/"))
+    day = F.substring_index(name, "/", 1)
+    return F.concat(day, folder, F.substring(name, F.length(day) + 2, F.length(name)))
+
+
 def _ambiguous_keys(versions: DataFrame, source: Source) -> dict[str, list[str]]:
     """Return, by file, the first keys of its ambiguous lines, as text."""
     parts = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in source.key]
-    keys = versions.where(AMBIGUOUS).select("source_file", F.concat_ws(", ", *parts).alias("_key"))
+    file_name = _full_name(source).alias("source_file")
+    keys = versions.where(AMBIGUOUS).select(file_name, F.concat_ws(", ", *parts).alias("_key"))
     place = F.expr("row_number() OVER (PARTITION BY source_file ORDER BY _key)")
     first_keys = keys.distinct().withColumn("_place", place).where(F.col("_place") <= MOST_KEYS)
     by_file: dict[str, list[str]] = defaultdict(list)
@@ -554,7 +542,8 @@ def lost_keys(
     """
     keys = ["source_file", *source.key]
     of_files = F.col("source_file").isin(sorted(names))
-    current = accepted_rows(lines, source).where(of_files).select(*keys)
+    accepted = source.raw.rows_of_part(accepted_rows(lines, source))
+    current = accepted.where(of_files).select(*keys)
     missing = published.where(of_files).select(*keys).distinct().join(current, keys, "left_anti")
     counts = missing.groupBy("source_file").count().collect()
     return {row["source_file"]: row["count"] for row in counts}
@@ -587,14 +576,22 @@ def rows_to_retain(
 
 
 def selected_rows(
-    parsed_files: ParsedFiles, targets: LoadTargets, source: Source, table: Table, days: Window
+    lines: DataFrame, parts: Sequence[tuple[SourceTable, LoadTargets]], days: Window
 ) -> DataFrame:
-    """Return the parsed lines, without those of files that are held back on a day."""
-    of_table = accepted_rows if table is source.raw else rejected_rows
-    rows = of_table(parsed_files.lines, source)
-    rows = rows.where(days.sql_condition(table.partition))
-    for day, target in targets.items():
-        if target.manifest.awaiting_approval:
-            of_held = F.col("source_file").isin(sorted(target.manifest.awaiting_approval))
-            rows = rows.where(~((F.col(table.partition) == F.lit(day)) & of_held))
+    """Return the parsed lines of some days, without those of files that are held back on a day.
+
+    `parts` has the table and its load targets, or those of parts of it.
+    """
+    table = parts[0][0]
+    of_table = accepted_rows if table.role is Role.LOG else rejected_rows
+    rows = of_table(lines, table.source).where(days.sql_condition(table.partition))
+    if table.part:
+        rows = rows.where(F.col(table.part_column).isin([part.part for part, _ in parts]))
+    for part, targets in parts:
+        for day, target in targets.items():
+            if held := sorted(target.manifest.awaiting_approval):
+                is_held = (F.col(table.partition) == F.lit(day)) & F.col("source_file").isin(held)
+                for name, value in part.part_values.items():
+                    is_held &= F.col(name) == value
+                rows = rows.where(~is_held)
     return rows

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing.files import _probe_all
+from backfill_assets.landing.files import open_files
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.landing.size_limits import SizeLimits
@@ -75,7 +75,7 @@ def _measure_listing(root: Path, count: int) -> dict[str, float]:
     time_step("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
     time_step(
         "headers and size limits",
-        lambda: _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
+        lambda: open_files(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
     )
     return seconds
 
@@ -93,7 +93,7 @@ def measure_file_survey(root: Path, days: int, orders: int) -> None:
         (folder / "part-0.jsonl.gz").write_bytes(packed)
     listing = list_landing(str(root), ORDER_LINES)
     began = perf_counter()
-    surveyed = _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits())
+    surveyed = open_files(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits())
     seconds = perf_counter() - began
     assert len(surveyed.files) == days
     size = days * sum(len(line) + 1 for line in lines) / 1e6

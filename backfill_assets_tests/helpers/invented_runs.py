@@ -12,7 +12,7 @@ import msgspec
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.deployment import Deployment
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import days, make_measured, record

@@ -21,7 +21,7 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
-from backfill_assets.publish.publication import CommitRaceError, publish_candidate
+from backfill_assets.publish.publication import CommitRaceError, publish_candidates
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import (
     Candidate,
@@ -96,7 +96,8 @@ def publish_days(
         plan = publisher.plan_days(request, table, snapshot, [])
         computed = build(plan.days) if plan.reasons else None
         try:
-            return publish_candidate(Candidate(plan, computed))
+            ((_, results),) = publish_candidates([Candidate(plan, computed)])
+            return results
         except CommitRaceError:
             continue
     raise AssertionError("overtaken each time")

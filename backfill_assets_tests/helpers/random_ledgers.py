@@ -18,7 +18,7 @@ from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, CommitRecord, E
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_runs import InventedRuns

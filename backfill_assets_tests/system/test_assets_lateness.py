@@ -21,6 +21,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import LATENESS, ORDER_LINES
 from backfill_assets.settings import load_settings
+from backfill_assets.transforms.lateness import lateness_figures
 from backfill_assets_tests.helpers.orders_model import by_delay
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -122,13 +123,13 @@ def lateness_rows(
 ) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
     read = window.widen_by(before=window_days)
-    frame = staging.lateness_figures(
+    frame = lateness_figures(
         *make_frames(
             spark,
             [x for x in lines if x["log_date"] in read],
             [d for d in rejected if d in window],
         ),
-        source,
+        [source.lateness],
         window,
         replace(source.policy(load_settings()), window_days=window_days),
     )
@@ -225,8 +226,8 @@ def test_expectations_count_for_themselves(spark):
     raw_frame, rejected_frame = make_frames(spark, lines, rejected)
     rows = {d: expected_row(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    expectations = staging.lateness_expectations(
-        rows, raw_frame, rejected_frame, ORDER_LINES, window, policy, {day(8)}
+    (expectations,) = staging.lateness_expectations(
+        {"": rows}, raw_frame, rejected_frame, [LATENESS], window, policy, {"": {day(8)}}
     )
     good, bad = expectations[day(10)], expectations[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
@@ -243,8 +244,8 @@ def test_expectations_count_for_themselves(spark):
     assert "1 of the 2 day(s) before" in good.warnings[0]
     assert not bad.warnings
     # A missing row is the audit's to find.
-    frame = staging.lateness_figures(
-        raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), policy
+    frame = lateness_figures(
+        raw_frame, rejected_frame, [LATENESS], Window(day(10), day(11)), policy
     )
     verdicts = judge_days(LATENESS, window, measure_days(frame, LATENESS), expectations, {})
     assert [verdict.worst_severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]

@@ -33,7 +33,7 @@ from backfill_assets.monitoring.next_runs import (
 )
 from backfill_assets.orders.tables import CURRENT, FACT, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.snapshot import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.invented_logs import (

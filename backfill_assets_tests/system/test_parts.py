@@ -8,13 +8,16 @@ from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from backfill_assets import corrections_table, current_table
+from backfill_assets import Reads, corrections_table, current_table, table
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.publish import publication
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
@@ -33,7 +36,19 @@ ORDERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "region_orders")
 WINDOW = 2
 CURRENT = current_table(example.region_orders)
 CORRECTIONS = corrections_table(example.region_orders, CURRENT)
-KNOWN = [example.ORDERS, example.region_orders, CURRENT, CORRECTIONS]
+
+
+@table(example.RegionOrders, partition=("run_date", "region"), key=[], totals=["orders"])
+def mixing_orders(orders: Annotated[DataFrame, Reads(example.ORDERS.staged)]) -> DataFrame:
+    """Right for one region; of several, it has the first one only."""
+    return orders.groupBy(F.col("for_day").alias("run_date")).agg(
+        F.first("region").alias("region"),
+        F.count("*").alias("orders"),
+        F.sum("amount").cast("decimal(28,2)").alias("revenue"),
+    )
+
+
+KNOWN = [example.ORDERS, example.region_orders, CURRENT, CORRECTIONS, mixing_orders]
 
 
 def make_pipeline(
@@ -230,14 +245,29 @@ def test_a_poisoned_cell_is_held_back_alone_and_a_part_is_undone_alone(regions):
     assert world == {day(1): Decimal("165.00"), day(2): Decimal("45.00")}
 
 
-def test_what_is_known_now_of_a_part(engine, spark, tmp_path):
-    """A line that is too late for its day corrects the day of its own region, and no other."""
-    pipeline = make_pipeline(engine, tmp_path, f"{__name__}:KNOWN")
+def test_what_is_known_now_of_a_part(engine, spark, tmp_path, monkeypatch):
+    """A line that is too late for its day corrects the day of its own region, and no other.
+
+    Parts are computed and written together, unless a function mixes them.
+    """
+    measured: dict[str, list[int]] = defaultdict(list)
+    measure = publication.measure_frame
+
+    def measure_recorded(frame: Any, tables: Any, *arguments: Any) -> Any:
+        measured[tables[0].asset_name].append(len(tables))
+        return measure(frame, tables, *arguments)
+
+    monkeypatch.setattr(publication, "measure_frame", measure_recorded)
+    pipeline = Pipeline(engine, tmp_path, tables=f"{__name__}:KNOWN", check_independence=True)
     for region in REGIONS:
         for n in range(1, 5):
             land(pipeline, n, region, [line(f"o{n}", n, "10.00")])
     land(pipeline, 4, "eu", [line("late", 1, "5.00")], "late.jsonl")
-    run_regions(pipeline, 1, 4, assets=(*ORDERS, CURRENT.name, CORRECTIONS.name))
+    tables = (*ORDERS, CURRENT.name, CORRECTIONS.name)
+    run_regions(pipeline, 1, 4, assets=(*tables, mixing_orders.name))
+    assert measured == {name: [3] for name in tables} | {mixing_orders.name: [1, 1, 1]}
+    mixed = {(r["region"], r["run_date"]): r["orders"] for r in pipeline.rows(mixing_orders.name)}
+    assert mixed == {cell: orders for cell, (orders, _) in region_totals(pipeline).items()}
     assert region_totals(pipeline)["eu", day(1)] == (1, Decimal("10.00"))
     current = {
         (r["region"], r["run_date"]): (r["orders"], r["revenue"])

@@ -382,9 +382,10 @@ def test_only_what_changed_is_written_again(pipeline, monkeypatch):
     computed: dict[str, list[int]] = {}
     audit = publication.audit_days
 
-    def audit_recorded(plan, computed_days):
-        computed.setdefault(plan.table.name, []).extend(d.day for d in plan.days)
-        return audit(plan, computed_days)
+    def audit_recorded(candidates):
+        for plan in (candidate.plan for candidate in candidates if candidate.computed):
+            computed.setdefault(plan.table.name, []).extend(d.day for d in plan.days)
+        return audit(candidates)
 
     monkeypatch.setattr(publication, "audit_days", audit_recorded)
     pipeline.run(1, 10, names)
@@ -531,13 +532,13 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
 
 def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, monkeypatch):
     pipeline.land(1, [order("a", 1)])
-    honest = files.probe_files
+    honest = files.open_files
 
     def survey(*arguments):
         pipeline.land(1, [order("b", 1)], "part-1.jsonl")
         return honest(*arguments)
 
-    monkeypatch.setattr(files, "probe_files", survey)
+    monkeypatch.setattr(files, "open_files", survey)
     pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.undo()
     assert [r["order_id"] for r in pipeline.rows("raw_orders")] == ["a"]
@@ -559,12 +560,12 @@ def test_a_step_that_another_run_overtook_starts_again(pipeline, monkeypatch):
     pipeline.land(1, [order("a", 1)])
     publish, overtaken = AuditedDays.publish, []
 
-    def publish_after_another(audited):
+    def publish_after_another(audited, **how):
         if not overtaken:
             overtaken.append(audited.plan.table.name)
             pipeline.land(1, [order("b", 1)], "part-1.jsonl")
             pipeline.run(1, 1, ["raw_orders"])
-        return publish(audited)
+        return publish(audited, **how)
 
     monkeypatch.setattr(AuditedDays, "publish", publish_after_another)
     result = pipeline.run(1, 1, ["raw_orders"])
