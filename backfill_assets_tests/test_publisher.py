@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -31,6 +32,7 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import FACT, ORDERS, RAW, STAGED, DailyOrders
+from backfill_assets.publish import publication
 from backfill_assets.publish.compute import (
     explain_spark_errors,
     has_shown_equal_days,
@@ -828,6 +830,37 @@ def test_no_day_is_built_upon_one_on_hold(held, expected):
 
 
 # --- what becomes of a candidate ------------------------------------------------------------------
+
+
+def publish_parts(monkeypatch, *failures: Exception | None) -> tuple[list[str], list[Mock]]:
+    """Publish three parts, whose commits may fail: which have results, and what they were."""
+    plans = [Mock(table=Mock(part=part)) for part in ("eu", "us", "apac")]
+    audited = {
+        plan.table.part: Mock(publish=Mock(side_effect=failure))
+        for plan, failure in zip(plans, failures, strict=True)
+    }
+    monkeypatch.setattr(publication, "audit_days", lambda _: audited)
+    monkeypatch.setattr(publication, "_write_together", lambda _: None)
+    monkeypatch.setattr(publication, "list_results", lambda *_: [])
+    published: list[str] = []
+    with suppress(PublishError):
+        for candidate, _ in publication.publish_candidates([Candidate(plan) for plan in plans]):
+            published.append(candidate.plan.table.part)
+    return published, [*audited.values()]
+
+
+def test_a_part_that_cannot_be_committed_holds_back_no_other_one(monkeypatch):
+    published, parts = publish_parts(monkeypatch, None, PublishError("no space left"), None)
+    assert published == ["eu", "apac"]
+    assert [part.publish.call_args.kwargs["follows"] for part in parts] == [False, True, True]
+    assert not any(part.remove_files.called for part in parts)
+
+
+def test_files_of_parts_that_are_not_committed_any_more_are_removed(monkeypatch):
+    """Another run was first: the step begins again, and writes them anew."""
+    published, parts = publish_parts(monkeypatch, None, publication.CommitRaceError("first"), None)
+    assert published == ["eu"]
+    assert [part.remove_files.called for part in parts] == [False, False, True]
 
 
 def test_production_publishes_what_it_is_given():

@@ -136,7 +136,8 @@ class RawLoader:
         except (dg.Failure, RefusedError, SchemaError) as error:
             if len(loads) == 1:
                 raise
-            _log.warning("%s: parts together failed, now each by itself: %s", loads[0].table, error)
+            name = loads[0].table.asset_name
+            _log.warning("%s: parts together failed, now each by itself: %s", name, error)
         each = {load.source.part: (days, [load]) for load in loads}
         yield from compute_each(lambda _, group: self._compute_group(*group), each)
 

@@ -457,7 +457,8 @@ class _TableStep:
                 yield from self._compute_planned([*parts.values()])
                 return
             except (dg.Failure, RefusedError, SchemaError) as error:
-                _log.warning("parts together failed, now each by itself: %s", error)
+                name = next(iter(self.tables.values())).asset_name
+                _log.warning("%s: parts together failed, now each by itself: %s", name, error)
         requests = {name: part.plan.request for name, part in parts.items()}
         yield from compute_each(self._compute_alone, requests)
 

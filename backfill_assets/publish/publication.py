@@ -70,16 +70,22 @@ def publish_candidates(
     if len(audited) > 1:
         _write_together([*audited.values()])
     failure: PublishError | None = None
-    for n, candidate in enumerate(candidates):
-        days = audited.get(candidate.plan.table.part)
-        try:
-            results = list_results(candidate.plan, days.publish(follows=n > 0) if days else None)
-        except CommitRaceError:
-            raise
-        except PublishError as error:
-            failure = failure or error
-        else:
-            yield candidate, results
+    waiting = dict(audited)
+    try:
+        for n, candidate in enumerate(candidates):
+            days = waiting.pop(candidate.plan.table.part, None)
+            committed = None
+            try:
+                committed = days.publish(follows=n > 0) if days else None
+            except CommitRaceError:
+                raise
+            except PublishError as error:
+                failure = failure or error
+                continue
+            yield candidate, list_results(candidate.plan, committed)
+    finally:
+        for days in waiting.values():  # written with the others, and not committed any more
+            days.remove_files()
     if failure is not None:
         raise failure
 
