@@ -14,8 +14,8 @@ from pydantic import BaseModel, SkipValidation, create_model
 from pyspark.sql import SparkSession
 
 from backfill_assets.assets import backfill_jobs, derived, raw_load, staging
+from backfill_assets.assets.backfill_jobs import option_of_command, range_of_command
 from backfill_assets.assets.input_frames import OpenServices
-from backfill_assets.assets.table_asset import GRAIN_TAG, option_of_command, range_of_command
 from backfill_assets.calendar.partitions import Grain, Window
 from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.monitoring import automation, lateness_page
@@ -26,6 +26,9 @@ from backfill_assets.shadow.jobs import build_shadow_jobs, comparison_assets
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
 from backfill_assets.tables.table import Table, asset_name
+
+#: The tag of an asset with the name of its grain's job, to be selected by.
+GRAIN_TAG = "backfill_assets/grain"
 
 #: Tags of assets: the first version of a table with several versions, this asset's version, and its
 #: retirement day.

@@ -36,6 +36,7 @@ from backfill_assets.publish import publication
 from backfill_assets.publish.compute import (
     explain_spark_errors,
     has_shown_equal_days,
+    has_shown_equal_parts,
     sample_days,
 )
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -902,11 +903,16 @@ def test_ranges_show_that_days_are_equal_alone(published, alone, is_enough):
     assert has_shown_equal_days([*commits, record(9, days(7))], "code") is is_enough
 
 
-def test_a_day_shows_it_among_other_parts():
-    commit = equal_days_record(1, {1: 1}, (1,))
-    assert not has_shown_equal_days([commit], "code")
-    assert has_shown_equal_days([commit], "code", needs_range=False)
-    assert not has_shown_equal_days([equal_days_record(1, {1: 1}, ())], "code", needs_range=False)
+def test_parts_show_it_among_others_only():
+    """Days of a part that was computed alone say nothing of other parts."""
+    alone = equal_days_record(1, {1: 1, 2: 1}, (1, 2))
+    details = msgspec.structs.replace(alone.details, among=["us"])
+    among = msgspec.structs.replace(alone, details=details)
+    assert not has_shown_equal_parts([alone], "code")
+    assert has_shown_equal_parts([alone, among], "code")
+    assert not has_shown_equal_parts([among], "other")
+    undone = msgspec.structs.replace(details, undoes="x")
+    assert not has_shown_equal_parts([msgspec.structs.replace(among, details=undone)], "code")
 
 
 @pytest.mark.parametrize(

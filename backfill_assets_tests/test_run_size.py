@@ -9,7 +9,7 @@ import click
 import dagster as dg
 import pytest
 
-from backfill_assets.assets.table_asset import backfill_policy
+from backfill_assets.assets.backfill_jobs import backfill_policy
 from backfill_assets.definitions import _report_long_range, build_defs
 from backfill_assets.settings import load_settings
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import click
 import dagster as dg
 from pydantic import Field
 
@@ -25,8 +26,34 @@ from backfill_assets.settings import PREFIX
 from backfill_assets.staleness.unloaded import AFTER_CLOSING, refuse_closing
 from backfill_assets.tables.code_version import Code
 
+#: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
+#: refuse a range of assets whose runs are limited in days.
+_COMMANDS = ("materialize", "launch")
 #: For so long after its last tick, a sensor of another code location counts as running.
 _TWIN_SECONDS = 60.0
+
+
+def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
+    """Return the policy of all assets; ranges of several assets need the same one.
+
+    A range that is given to a command is one run.
+    """
+    if range_of_command():
+        return dg.BackfillPolicy.single_run()
+    return dg.BackfillPolicy.multi_run(partitions_per_run)
+
+
+def range_of_command() -> str:
+    """Return the range given to one of `_COMMANDS` that loads the definitions; empty if none."""
+    return option_of_command("partition_range")
+
+
+def option_of_command(*names: str) -> str:
+    """Return the first of some options that one of `_COMMANDS` is given; empty if none."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.info_name not in _COMMANDS:
+        return ""
+    return next(filter(None, map(context.params.get, names)), "")
 
 
 class BackfillConfig(dg.Config):

@@ -4,7 +4,6 @@ Files that can be read are parsed; rows of files that are gone or held back are 
 parses lines; `landing.load_manifest` decides what a day is loaded from.
 """
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -15,9 +14,13 @@ import dagster as dg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.table_asset import compute_each, delta_assets, yield_outputs
+from backfill_assets.assets.table_asset import (
+    compute_each,
+    delta_assets,
+    leave_to_each_part,
+    yield_outputs,
+)
 from backfill_assets.audit import raw_expectations
-from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -35,10 +38,7 @@ from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Role, Source, SourceTable
-from backfill_assets.tables.table import SchemaError
 from backfill_assets.transforms import raw_rows
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,36 +115,64 @@ class RawLoader:
 
         Parts with the same days are loaded together.
         """
-        groups: dict[tuple[date, ...], list[PlannedLoad]] = {}
+        tables = {
+            part: source.raw if role is Role.LOG else source.rejected
+            for part, source in self.sources.items()
+        }
+        load_part, load_group = partial(self._load_part, tables), partial(self._load_group, tables)
+        groups: dict[tuple[date, ...], dict[str, types.RunRequest]] = {}
+        loads: list[PlannedLoad] = []
+        if len(requests) > 1:
+            with leave_to_each_part(tables):
+                loads = self._plan_parts(tables, requests)
+        for part, load in zip(requests, loads, strict=False):
+            groups.setdefault((*load.plan.reasons,), {})[part] = requests[part]
+        if len(groups) == 1:
+            yield from load_group((*loads[0].plan.reasons,), requests, loads)
+        elif groups:
+            yield from compute_each(load_group, groups)
+        else:
+            yield from compute_each(load_part, requests)
+
+    def _load_group(
+        self,
+        tables: Mapping[str, SourceTable],
+        days: tuple[date, ...],
+        requests: Mapping[str, types.RunRequest],
+        loads: Sequence[PlannedLoad] = (),
+    ) -> Iterator[Sequence[types.Candidate]]:
+        """Yield days of parts, loaded together; if that fails, each part by itself.
+
+        They are planned anew if other groups came before, which takes its time.
+        """
+        if len(requests) > 1:
+            with leave_to_each_part(tables):
+                loads = loads or self._plan_parts(tables, requests)
+            if loads and all((*load.plan.reasons,) == days for load in loads):
+                with leave_to_each_part(tables, commits=True):
+                    yield self._load(loads)
+                    return
+        yield from compute_each(partial(self._load_part, tables), requests)
+
+    def _load_part(
+        self, tables: Mapping[str, SourceTable], part: str, request: types.RunRequest
+    ) -> Iterator[Sequence[types.Candidate]]:
+        """Yield the days of a part, or of a source without parts."""
+        yield self._load(self._plan_parts(tables, {part: request}))
+
+    def _plan_parts(
+        self, tables: Mapping[str, SourceTable], requests: Mapping[str, types.RunRequest]
+    ) -> list[PlannedLoad]:
+        """Plan the days of requests; all are read in the session that suits their rows together."""
         loads: list[PlannedLoad] = []
         for part, request in requests.items():
-            table = self.sources[part].raw if role is Role.LOG else self.sources[part].rejected
-            loads.append(self._plan(table, request, loads))
-            groups.setdefault((*loads[-1].plan.reasons,), []).append(loads[-1])
-        yield from compute_each(self._compute_group, groups)
-
-    def _compute_group(
-        self, days: tuple[date, ...], loads: Sequence[PlannedLoad]
-    ) -> Iterator[Sequence[types.Candidate]]:
-        """Yield days of parts, loaded together; if that fails, each part by itself."""
-        if not days:
-            yield [types.Candidate(load.plan) for load in loads]
-            return
-        try:
-            yield self._load(loads)
-            return
-        except (dg.Failure, RefusedError, SchemaError) as error:
-            if len(loads) == 1:
-                raise
-            name = loads[0].table.asset_name
-            _log.warning("%s: parts together failed, now each by itself: %s", name, error)
-        each = {load.source.part: (days, [load]) for load in loads}
-        yield from compute_each(lambda _, group: self._compute_group(*group), each)
+            loads.append(self._plan(tables[part], request, loads))
+        return loads
 
     def _plan(
         self, table: SourceTable, request: types.RunRequest, loads: Sequence[PlannedLoad]
     ) -> PlannedLoad:
-        """Plan the days of a request; all `loads` are read in the session that suits their rows."""
+        """Plan the days of a request, to be read in the session that suits the rows of `loads`."""
         source, window = table.source, request.window
         ledger = self.publisher.ledger(table)
         log = ledger if table is source.raw else self._raw_ledger(source)
@@ -179,6 +207,8 @@ class RawLoader:
     def _load(self, loads: Sequence[PlannedLoad]) -> list[types.Candidate]:
         """Load the planned days, the same of each part, from files."""
         first = loads[0]
+        if not first.plan.reasons:
+            return [types.Candidate(load.plan) for load in loads]
         days = first.plan.days
         with explain_spark_errors(first.table, days):
             parsed = self.parse_files(first.plan.writer.session, loads)

@@ -3,15 +3,16 @@
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import click
 import dagster as dg
 import msgspec
 from pyspark.sql import SparkSession
 
+from backfill_assets.assets.backfill_jobs import backfill_policy
 from backfill_assets.assets.input_frames import (
     AssetInputs,
     OpenServices,
@@ -20,7 +21,6 @@ from backfill_assets.assets.input_frames import (
     reference_observations,
 )
 from backfill_assets.audit.checks import check_specs
-from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.calendar.partitions import (
     DATE_DIMENSION,
     DaySet,
@@ -35,6 +35,7 @@ from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
+from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.delta.ledgers import Ledger
@@ -51,47 +52,18 @@ from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.spark.jars import EngineError
-from backfill_assets.tables.derived import Derived, carries_state
+from backfill_assets.tables.derived import Current, Derived, carries_state
+from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.table import (
     Dependency,
     ExternalTable,
     Lineage,
-    SchemaError,
     Table,
     asset_name,
 )
 from backfill_assets.tables.unpartitioned import Lookup
 
 _log = logging.getLogger(__name__)
-
-#: The tag of an asset with the name of its grain's job, to be selected by.
-GRAIN_TAG = "backfill_assets/grain"
-#: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
-#: refuse a range of assets whose runs are limited in days.
-_COMMANDS = ("materialize", "launch")
-
-
-def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
-    """Return the policy of all assets; ranges of several assets need the same one.
-
-    A range that is given to a command is one run.
-    """
-    if range_of_command():
-        return dg.BackfillPolicy.single_run()
-    return dg.BackfillPolicy.multi_run(partitions_per_run)
-
-
-def range_of_command() -> str:
-    """Return the range given to one of `_COMMANDS` that loads the definitions; empty if none."""
-    return option_of_command("partition_range")
-
-
-def option_of_command(*names: str) -> str:
-    """Return the first of some options that one of `_COMMANDS` is given; empty if none."""
-    context = click.get_current_context(silent=True)
-    if context is None or context.info_name not in _COMMANDS:
-        return ""
-    return next(filter(None, map(context.params.get, names)), "")
 
 
 def delta_assets(
@@ -312,6 +284,23 @@ def compute_each(
         raise failure
 
 
+@contextmanager
+def leave_to_each_part(tables: Mapping[str, Table], *, commits: bool = False) -> Iterator[None]:
+    """End a block that does something for several parts together, if it fails.
+
+    It is then done for each part by itself: so the others are published, and the error is that of
+    the part. Not if the engine is lost, or, where the block commits, a commit failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        kinds = (EngineError, PublishError) if commits else EngineError
+        if is_engine_lost(error) or isinstance(error, kinds):
+            raise
+        name = next(iter(tables.values())).asset_name
+        _log.warning("%s: parts together failed, now each by itself: %s", name, error)
+
+
 #: Computes some days of a table, or of some parts of one together: all have the same frame. The
 #: cache keeps the rows of a frame until they are published.
 ComputeDays = Callable[[Sequence[AssetInputs], Cache, Window], Sequence[ComputedDays]]
@@ -385,9 +374,13 @@ class _Part:
 
     @property
     def group(self) -> Hashable:
-        """What parts have in common that are computed together: days, and versions of inputs."""
+        """What parts have in common that are computed together: days and versions of inputs."""
         versions = {asset_name(name): v for name, v in self.plan.input_versions.items()}
-        return (*self.plan.reasons,), (*versions.items(),)
+        references = {
+            name: (reference.version, reference.content)
+            for name, reference in self.inputs.references.items()
+        }
+        return (*self.plan.reasons,), (*versions.items(),), (*references.items(),)
 
     def count_input_rows(self) -> int:
         """Estimate how many rows the days of its request are computed from."""
@@ -431,10 +424,18 @@ class _TableStep:
         if len(requests) < 2 or not self._may_be_joined(next(iter(self.tables.values()))):
             yield from compute_each(self._compute_alone, requests)
             return
-        groups: dict[Hashable, dict[str, _Part]] = {}
-        for name, part in zip(requests, self._plan(requests), strict=True):
-            groups.setdefault(part.group, {})[name] = part
-        yield from compute_each(self._compute_group, groups)
+        groups: dict[Hashable, dict[str, RunRequest]] = {}
+        parts: list[_Part] = []
+        with leave_to_each_part(self.tables):
+            parts = self._plan(requests)
+        for name, part in zip(requests, parts, strict=False):
+            groups.setdefault(part.group, {})[name] = requests[name]
+        if len(groups) == 1:
+            yield from self._compute_group(parts[0].group, requests, parts)
+        elif groups:
+            yield from compute_each(self._compute_group, groups)
+        else:
+            yield from compute_each(self._compute_alone, requests)
 
     def _may_be_joined(self, table: Table) -> bool:
         """Return whether parts of the table may be computed together, each row with its part.
@@ -443,23 +444,27 @@ class _TableStep:
         published days of an input, which differ by part; nor, unless it is looked whether a day has
         the same rows alone, what a function of a project computes.
         """
-        if not isinstance(table, Derived):
-            return True
-        is_alike = not (carries_state(table) or table.published or table.answers)
-        return is_alike and self.deployment.settings.check_independence
+        if isinstance(table, Derived):
+            is_alike = not (carries_state(table) or table.published or table.answers)
+            return is_alike and self.deployment.settings.check_independence
+        if isinstance(table, SourceTable):  # an hour that the clocks skip has no arrival of its own
+            return not (table.by_hour and table.source.arrives_after)
+        return not isinstance(table, Current)
 
     def _compute_group(
-        self, _group: Hashable, parts: Mapping[str, _Part]
+        self, group: Hashable, requests: Mapping[str, RunRequest], parts: Sequence[_Part] = ()
     ) -> Iterator[Sequence[Candidate]]:
-        """Yield the days of parts, computed together; if that fails, each part by itself."""
-        if len(parts) > 1:
-            try:
-                yield from self._compute_planned([*parts.values()])
-                return
-            except (dg.Failure, RefusedError, SchemaError) as error:
-                name = next(iter(self.tables.values())).asset_name
-                _log.warning("%s: parts together failed, now each by itself: %s", name, error)
-        requests = {name: part.plan.request for name, part in parts.items()}
+        """Yield the days of parts, computed together; if that fails, each part by itself.
+
+        They are planned anew if other groups came before, which takes its time.
+        """
+        if len(requests) > 1:
+            with leave_to_each_part(self.tables):
+                parts = parts or self._plan(requests)
+            if parts and all(part.group == group for part in parts):
+                with leave_to_each_part(self.tables, commits=True):
+                    yield from self._compute_planned(parts)
+                    return
         yield from compute_each(self._compute_alone, requests)
 
     def _compute_alone(self, name: str, request: RunRequest) -> Iterator[Sequence[Candidate]]:
@@ -569,25 +574,27 @@ class _TableStep:
 
     def _compare_days_alone(
         self, parts: Sequence[_Part], computed: Sequence[ComputedDays]
-    ) -> Sequence[ComputedDays]:
-        """Compute some days of a part alone as well, and note that they are equal in its commit.
+    ) -> list[ComputedDays]:
+        """Compute some days alone as well, and note that they are equal in their commits.
 
         Raises:
             DependentDaysError: a day has other rows in the range, or with other parts, than alone.
         """
-        at = max(range(len(parts)), key=lambda n: parts[n].count_input_rows())
-        plan, table = parts[at].plan, parts[at].plan.table
-        frame = table.rows_of_part(computed[at].frame)
-        sample = days_to_compute_alone(plan, frame, [p.plan for p in parts if p.plan is not plan])
-        if not sample:
-            return computed
-        with cache_frames() as cache:
-            frames = {
-                day: self.compute_days([parts[at].inputs], cache, DaySet.from_days([day]))[0].frame
-                for day in sample
-            }
-            refuse_dependent_days(table, frame, plan.days, frames)
-        notes = computed[at].notes
-        details = msgspec.structs.replace(notes.details, alone=to_ranges(sample))
-        shown = replace(computed[at], notes=replace(notes, details=details))
-        return [*computed[:at], shown, *computed[at + 1 :]]
+        plan, table, frame = parts[0].plan, parts[0].plan.table, computed[0].frame
+        rows = table.conform_frame(frame) if table.part else frame
+        samples = days_to_compute_alone([part.plan for part in parts], rows)
+        compared = list[ComputedDays]()
+        for part, days in zip(parts, computed, strict=True):
+            if sample := samples.get(part.plan.table.part):
+                with cache_frames() as cache:
+                    windows = {day: DaySet.from_days([day]) for day in sample.days}
+                    frames = {
+                        day: self.compute_days([part.inputs], cache, window)[0].frame
+                        for day, window in windows.items()
+                    }
+                    refuse_dependent_days(part.plan.table, frame, plan.days, frames)
+                alone, details = to_ranges(sample.days), days.notes.details
+                details = msgspec.structs.replace(details, alone=alone, among=sample.among)
+                days = replace(days, notes=replace(days.notes, details=details))
+            compared.append(days)
+        return compared

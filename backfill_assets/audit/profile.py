@@ -353,28 +353,37 @@ class MeasuredRows:
 
 
 def measure_frame(
-    frame: DataFrame, tables: Sequence[Table], days: Window, rules: Mapping[str, str]
+    frame: DataFrame,
+    tables: Sequence[Table],
+    days: Window,
+    rules: Mapping[str, str],
+    expectations: Mapping[str, Mapping[date, verdicts.Expectation]],
 ) -> Mapping[str, MeasuredRows]:
     """Measure the rows of days of a table, or of some parts of it together; the result is by part.
 
-    The frame has the columns and types of the table, see `Table.conform_frame`.
+    The frame has the columns and types of the table, see `Table.conform_frame`. `expectations` are
+    by part.
 
     Raises:
         DeclarationError: a condition of the model is not valid SQL.
-        RefusedError: a check of the table gives rows of days that the frame does not have.
+        RefusedError: rows outside of these days, rows without a day, or no rows where some are
+            expected; or a check of the table gives rows of days that the frame does not have.
     """
     table = tables[0]
     check_conditions(frame, table.name, rules, table.counts)
     metrics = verdicts.measure_parts(frame, tables, [*rules.values()], table.counts)
-    for part, violations in find_violations(frame, tables).items():
+    for part in tables:
+        part_metrics = metrics.get(part.part, {})
+        verdicts.check_frame_window(part_metrics, part, days, expectations[part.part])
+    for name, violations in find_violations(frame, tables).items():
         for day, day_violations in violations.items():
-            if day not in metrics.get(part, {}):
+            if day not in metrics.get(name, {}):
                 raise verdicts.RefusedError(
-                    f"{table_name(table.asset_name, part)} [{days}]: refused, the table is as it "
+                    f"{table_name(table.asset_name, name)} [{days}]: refused, the table is as it "
                     f"was: {', '.join(day_violations)} found rows of {day}, of which the frame has "
                     "none. A check gives rows of the frame."
                 )
-            metrics[part][day] = replace(metrics[part][day], violations=day_violations)
+            metrics[name][day] = replace(metrics[name][day], violations=day_violations)
     values = count_values(frame, tables, days, table.drift, table.skew)
     return {t.part: MeasuredRows(metrics.get(t.part, {}), values[t.part]) for t in tables}
 
@@ -390,10 +399,6 @@ def judge_measured_days(
     """Judge days, not those between them.
 
     `leftover_rows` are rows that a merge would leave, see `count_leftover_rows`.
-
-    Raises:
-        RefusedError: rows outside of these days, rows without a day, or no rows where some are
-            expected.
     """
     expected = dict(expectations)
     for merged_day, rows in leftover_rows.items():
@@ -403,7 +408,6 @@ def judge_measured_days(
             "would leave them; launch the day without merge"
         )
     metrics, values = measured.metrics, measured.values
-    verdicts.check_frame_window(metrics, table, days, expectations)
     figures: dict[date, dict[str, Any]] = {
         day: {
             **{

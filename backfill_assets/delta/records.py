@@ -104,8 +104,8 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         accepts: of `ACCEPTED_CODE`, by the code version that computed them, the accepted days.
         on_hold: of an undo and a canary, by day, the input digest of rows that a person has
             rejected. No schedule or sensor builds the day while its inputs have this digest.
-        alone: days of the commit that were computed alone as well, with the same rows; see
-            `publish.compute`.
+        alone: days that were computed alone as well, with the same rows; see `publish.compute`.
+        among: other parts with rows on these days, with which they were computed.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -124,6 +124,7 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     accepts: dict[str, list[str]] = msgspec.field(default_factory=dict)
     on_hold: dict[date, str] = msgspec.field(default_factory=dict)
     alone: list[str] = msgspec.field(default_factory=list)
+    among: list[str] = msgspec.field(default_factory=list)
 
 
 class CommitRecord(msgspec.Struct, frozen=True, gc=False):

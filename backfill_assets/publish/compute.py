@@ -8,10 +8,11 @@ The commit records which days were compared.
 
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import reduce
+from typing import NamedTuple
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -25,6 +26,7 @@ from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.types import ComputePlan
+from backfill_assets.spark.frames import part_key, split_by_part
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.arguments import declaration_location
@@ -114,50 +116,89 @@ class DependentDaysError(RefusedError):
 _ENOUGH_DAYS = 2
 
 
-def days_to_compute_alone(
-    plan: ComputePlan, frame: DataFrame, other_parts: Sequence[ComputePlan] = ()
-) -> list[date]:
-    """Return the days to compute alone as well, to see that the range gives the same rows.
+class Sample(NamedTuple):
+    """Days of a table, or of one part of it, that are computed alone as well.
 
-    None if this code version has shown that, see `has_shown_equal_days`. Otherwise two days with
-    rows, and one day without rows. Of a stateful table, only the first day can be computed alone.
-    Parts that are computed together are one range, in which one of them has shown it for all.
+    Attributes:
+        days: the days.
+        among: the other parts with rows on one of them, which the function might have mixed in.
     """
-    days, version = plan.days, plan.request.record["code_version"]
-    if not plan.request.compares and any(
-        has_shown_equal_days(part.ledger.records, version, needs_range=len(days) > 1)
-        for part in (plan, *other_parts)
-    ):
-        return []
-    if len(days) < 2 and not other_parts:
-        return []
-    first = min(days)
+
+    days: list[date]
+    among: list[str]
+
+
+def days_to_compute_alone(plans: Sequence[ComputePlan], frame: DataFrame) -> dict[str, Sample]:
+    """Return, by part, the days to compute alone as well, to see that the run gives the same rows.
+
+    None if this code version has shown that, see `has_shown_equal_days` and
+    `has_shown_equal_parts`. Otherwise two days with rows, and one day without rows; of parts that
+    are computed together, of the one with the fewest rows and the one with the most. Of a stateful
+    table, only the first day can be computed alone.
+    """
+    plan = plans[0]
+    days, table = plan.days, plan.table
+    if (len(days) < 2 and len(plans) < 2) or _have_shown_it(plans):
+        return {}
     if plan.snapshot:
-        return [first]
-    counts = frame.groupBy(plan.table.partition).count().collect()
-    rows_by_day = dict.fromkeys(days, 0) | {day: rows for day, rows in counts if day in days}
-    input_rows = {
-        day: sum(source.count_input_rows(Window(day, day + DAY)) for source in plan.sources)
-        for day in days
+        return {table.part: Sample([min(days)], [])}
+    grouped = frame.groupBy(*part_key(table.part_column), F.col(table.partition).alias("_day"))
+    counts = split_by_part(grouped.agg(F.count(F.lit(1)).alias("_rows")).collect())
+    rows = {
+        p.table.part: dict.fromkeys(days, 0)
+        | {r["_day"]: r["_rows"] for r in counts.get(p.table.part, ()) if r["_day"] in days}
+        for p in plans
     }
-    return sample_days(rows_by_day, input_rows)
+    filled = sorted((p for p in plans if any(rows[p.table.part].values())), key=_total(rows))
+    samples = {}
+    for sampled in [*filled[:1], *filled[1:][-1:]] or [plan]:
+        part = sampled.table.part
+        input_rows = {
+            day: sum(source.count_input_rows(Window(day, day + DAY)) for source in sampled.sources)
+            for day in days
+        }
+        sample = sample_days(rows[part], input_rows)
+        others = {name for name in rows if name != part and any(rows[name][day] for day in sample)}
+        samples[part] = Sample(sample, sorted(others) if any(rows[part].values()) else [])
+    return samples
 
 
-def has_shown_equal_days(
-    records: Sequence[CommitRecord], code_version: str, *, needs_range: bool = True
-) -> bool:
+def _total(rows: Mapping[str, Mapping[date, int]]) -> Callable[[ComputePlan], int]:
+    return lambda plan: sum(rows[plan.table.part].values())
+
+
+def _have_shown_it(plans: Sequence[ComputePlan]) -> bool:
+    """Return whether runs of the same code have shown that days, and parts, are not mixed.
+
+    One part has shown it for all: they have the same function.
+    """
+    request, version = plans[0].request, plans[0].request.record["code_version"]
+    if request.compares:
+        return False
+    records = [plan.ledger.records for plan in plans]
+    if len(plans) > 1 and not any(has_shown_equal_parts(r, version) for r in records):
+        return False
+    return len(plans[0].days) < 2 or any(has_shown_equal_days(r, version) for r in records)
+
+
+def has_shown_equal_parts(records: Sequence[CommitRecord], code_version: str) -> bool:
+    """Return whether a day came out the same alone as among other parts that have rows."""
+    return any(
+        record.code_version == code_version and _is_computed(record) and record.details.among
+        for record in records
+    )
+
+
+def has_shown_equal_days(records: Sequence[CommitRecord], code_version: str) -> bool:
     """Return whether enough days came out the same alone as within a range, by a code version.
 
-    A range in which a single day has rows shows nothing: there was nothing to mix; unless other
-    parts were (`needs_range`).
+    A range in which a single day has rows shows nothing: there was nothing to mix.
     """
     equal_days: set[date] = set()
     for record in reversed(records):
         if record.code_version != code_version or not _is_computed(record):
             continue
         filled_days = {day for day, published in record.days.items() if published.rows}
-        if record.details.alone and not needs_range:
-            return True
         if len(filled_days) > 1:
             equal_days |= filled_days.intersection(from_ranges(record.details.alone))
         if len(equal_days) >= _ENOUGH_DAYS:
@@ -184,7 +225,7 @@ def refuse_dependent_days(
         DependentDaysError: a day has other rows; nothing was written.
     """
     frames = [
-        table.conform_frame(frame)
+        table.rows_of_part(table.conform_frame(frame))
         .where(F.col(table.partition).isin([*frames_alone]))
         .withColumn(_ALONE_COLUMN, F.lit(False))
     ]

@@ -6,7 +6,6 @@ Every row that a run computes or an undo restores passes through `audit_days` an
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
@@ -107,7 +106,8 @@ def audit_days(candidates: Sequence[types.Candidate]) -> "dict[str, AuditedDays]
     with explain_spark_errors(first.table, first.days):
         frame = first.table.conform_frame(first_days.frame)
         tables = [plan.table for plan, _ in computed.values()]
-        measured = measure_frame(frame, tables, first.days, first.rules)
+        expectations = {part: days.expectations for part, (_, days) in computed.items()}
+        measured = measure_frame(frame, tables, first.days, first.rules, expectations)
         return {
             part: _judge_days(plan, days, frame, measured[part])
             for part, (plan, days) in computed.items()
@@ -156,7 +156,7 @@ def _write_together(audited: Sequence["AuditedDays"]) -> None:
     digest = sum_digests(
         days.verdicts[day].metrics.digest for days in written for day in days.changed
     )
-    with suppress(PublishError):
+    try:
         files = first.plan.writer.write_parts(
             first.frame,
             [(days.plan.table, days.changed) for days in written],
@@ -166,6 +166,8 @@ def _write_together(audited: Sequence["AuditedDays"]) -> None:
         for days in written:
             part_files = files.get(days.plan.table.part, {})
             days.files.update({day: [*part_files.get(day, ())] for day in days.changed})
+    except PublishError as error:
+        _log.warning("parts could not be written together, now each by itself: %s", error)
 
 
 def chain_days(
@@ -266,7 +268,13 @@ class AuditedDays:
             CommitRaceError: another commit changed the days first; nothing was committed.
             PublishError: the commit failed.
         """
-        audited: AuditedDays | None = self.with_current_ledger() if follows else self
+        audited: AuditedDays | None = self
+        if follows and self.passed:
+            try:
+                audited = self.with_current_ledger()
+            except PublishError:
+                self.remove_files()
+                raise
         for _ in race_attempts():
             if audited is None:
                 break

@@ -16,6 +16,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.publish.compute import (
     DependentDaysError,
+    Sample,
     days_to_compute_alone,
     refuse_dependent_days,
 )
@@ -89,8 +90,8 @@ def test_the_emptiest_days_of_a_range_are_computed_alone(spark):
     other = spark.createDataFrame([(day(1), "c", 1, 0.25)], by_day.struct_type)
     days = Window(day(1), day(4))
     plan = make_plan(Ledger(by_day), days)
-    assert days_to_compute_alone(plan, rows) == [day(2), day(1)]
-    assert days_to_compute_alone(make_plan(Ledger(by_day), [day(1)]), rows) == [], "no range"
+    assert days_to_compute_alone([plan], rows) == {"": Sample([day(2), day(1)], [])}
+    assert days_to_compute_alone([make_plan(Ledger(by_day), [day(1)])], rows) == {}, "no range"
     with pytest.raises(DependentDaysError, match=f"other rows for {day(1)} alone"):
         refuse_dependent_days(by_day, rows, days, {day(1): other})
     # Sums of floats depend on the order.

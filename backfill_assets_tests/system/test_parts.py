@@ -18,6 +18,7 @@ from backfill_assets import Reads, corrections_table, current_table, table
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.publish import publication
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
@@ -265,9 +266,17 @@ def test_what_is_known_now_of_a_part(engine, spark, tmp_path, monkeypatch):
     land(pipeline, 4, "eu", [line("late", 1, "5.00")], "late.jsonl")
     tables = (*ORDERS, CURRENT.name, CORRECTIONS.name)
     run_regions(pipeline, 1, 4, assets=(*tables, mixing_orders.name))
-    assert measured == {name: [3] for name in tables} | {mixing_orders.name: [1, 1, 1]}
+    joined = {name: [3] for name in tables if name != CURRENT.name}
+    alone = {CURRENT.name: [1, 1, 1], mixing_orders.name: [1, 1, 1]}
+    assert measured == joined | alone
+    # What was computed part by part shows nothing of parts together.
+    run_regions(pipeline, 2, 3, assets=[mixing_orders.name], tags={REWRITE_TAG: "true"})
+    assert measured[mixing_orders.name] == [1] * 6
     mixed = {(r["region"], r["run_date"]): r["orders"] for r in pipeline.rows(mixing_orders.name)}
     assert mixed == {cell: orders for cell, (orders, _) in region_totals(pipeline).items()}
+    ledgers = read_ledgers(pipeline.deployment)
+    among = {r: ledgers[f"region_orders/{r}"].records[-1].details.among for r in REGIONS}
+    assert among == {"eu": ["apac", "us"], "us": [], "apac": ["eu", "us"]}
     assert region_totals(pipeline)["eu", day(1)] == (1, Decimal("10.00"))
     current = {
         (r["region"], r["run_date"]): (r["orders"], r["revenue"])
