@@ -879,7 +879,7 @@ def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
     of_day = "rows digest verdict totals input_digest nulls entries findings numbers made_under"
     details = (
         "landing event_days current_days log_days spans settled unsettled late kind undoes as_of "
-        "references spreads accepts on_hold alone"
+        "references spreads accepts on_hold alone among"
     )
     assert encoding_id(FACT) == f"4 run_date {fields} {of_day} provenance {details}"
     assert encoding_id(RAW) == f"4 log_date {fields} {of_day} provenance {details}"
