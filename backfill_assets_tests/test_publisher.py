@@ -44,6 +44,7 @@ from backfill_assets.publish.publication import list_results
 from backfill_assets.publish.publisher import Destination, Input, Publisher
 from backfill_assets.publish.types import (
     Candidate,
+    CommitRaceError,
     ComputedDays,
     ComputePlan,
     DayResult,
@@ -859,7 +860,7 @@ def test_a_part_that_cannot_be_committed_holds_back_no_other_one(monkeypatch):
 
 def test_files_of_parts_that_are_not_committed_any_more_are_removed(monkeypatch):
     """Another run was first: the step begins again, and writes them anew."""
-    published, parts = publish_parts(monkeypatch, None, publication.CommitRaceError("first"), None)
+    published, parts = publish_parts(monkeypatch, None, CommitRaceError("first"), None)
     assert published == ["eu"]
     assert [part.remove_files.called for part in parts] == [False, False, True]
 

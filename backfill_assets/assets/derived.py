@@ -81,17 +81,11 @@ def input_sums(
         return recorded
     rest = rows.where(days_condition(missing, day_column))
     aggregations = _aggregations(rest, columns)
-    computed = sums_by_day(rest, day_column, aggregations, zeros, _part_column(sources))
+    computed = sums_by_day(rest, day_column, aggregations, zeros, sources[0].table.part_column)
     return [
         {**computed.get(source.table.part, {}), **known}
         for source, known in zip(sources, recorded, strict=True)
     ]
-
-
-def _part_column(sources: Sequence[TableSnapshot]) -> str:
-    """Return the column of the part of rows of inputs; empty if they have days alone."""
-    table = sources[0].table
-    return table.part_column
 
 
 def _aggregations(rows: DataFrame, columns: Mapping[str, str | None]) -> dict[str, Column]:
@@ -189,13 +183,12 @@ def _input_totals(
     input_reads = table.reads[parameter]
     if not columns:
         return [{} for _ in sources]
+    zeros, part_column = table.zero_figures, sources[0].table.part_column
     if input_reads.each_row_once:
-        by_part = _sum_day_ranges(frame, columns, table.zero_figures, days, _part_column(sources))
+        by_part = _sum_day_ranges(frame, columns, zeros, days, part_column)
         return [by_part.get(source.table.part, {}) for source in sources]
     if not (input_reads.of_the_day or carries_state(table)):
-        aggregations = _aggregations(frame, columns)
-        zeros, part_column = table.zero_figures, _part_column(sources)
-        by_part = sums_by_day(frame, FOR_DAY, aggregations, zeros, part_column)
+        by_part = sums_by_day(frame, FOR_DAY, _aggregations(frame, columns), zeros, part_column)
         return [by_part.get(source.table.part, {}) for source in sources]
     if not carries_state(table):
         return input_sums(sources, frame, FOR_DAY, columns, table.zero_figures, days)
@@ -358,7 +351,7 @@ def current_expectations(
     """
     table = parts[0]
     day, part_column = table.source.staged.partition, table.part_column
-    keys = [*filter(None, [part_column]), day]
+    keys = table.source.staged.cell_columns
     counted = lines.where(days.sql_condition(day))
     if not policy.corrects:
         counted = counted.where(dedup.within_window(policy.window_days))

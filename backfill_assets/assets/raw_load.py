@@ -15,9 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.table_asset import (
-    compute_each,
     delta_assets,
-    leave_to_each_part,
     yield_outputs,
 )
 from backfill_assets.audit import raw_expectations
@@ -31,7 +29,7 @@ from backfill_assets.landing import files, load_manifest
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.publish import types
-from backfill_assets.publish.compute import explain_spark_errors
+from backfill_assets.publish.compute import compute_each, compute_together, explain_spark_errors
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
@@ -119,46 +117,22 @@ class RawLoader:
             part: source.raw if role is Role.LOG else source.rejected
             for part, source in self.sources.items()
         }
-        load_part, load_group = partial(self._load_part, tables), partial(self._load_group, tables)
-        groups: dict[tuple[date, ...], dict[str, types.RunRequest]] = {}
-        loads: list[PlannedLoad] = []
-        if len(requests) > 1:
-            with leave_to_each_part(tables):
-                loads = self._plan_parts(tables, requests)
-        for part, load in zip(requests, loads, strict=False):
-            groups.setdefault((*load.plan.reasons,), {})[part] = requests[part]
-        if len(groups) == 1:
-            yield from load_group((*loads[0].plan.reasons,), requests, loads)
-        elif groups:
-            yield from compute_each(load_group, groups)
-        else:
-            yield from compute_each(load_part, requests)
+        plan = partial(self._plan_parts, tables)
 
-    def _load_group(
-        self,
-        tables: Mapping[str, SourceTable],
-        days: tuple[date, ...],
-        requests: Mapping[str, types.RunRequest],
-        loads: Sequence[PlannedLoad] = (),
-    ) -> Iterator[Sequence[types.Candidate]]:
-        """Yield days of parts, loaded together; if that fails, each part by itself.
+        def load_alone(part: str, request: types.RunRequest) -> Iterator[Sequence[types.Candidate]]:
+            yield from self._load(plan({part: request}))
 
-        They are planned anew if other groups came before, which takes its time.
-        """
-        if len(requests) > 1:
-            with leave_to_each_part(tables):
-                loads = loads or self._plan_parts(tables, requests)
-            if loads and all((*load.plan.reasons,) == days for load in loads):
-                with leave_to_each_part(tables, commits=True):
-                    yield self._load(loads)
-                    return
-        yield from compute_each(partial(self._load_part, tables), requests)
-
-    def _load_part(
-        self, tables: Mapping[str, SourceTable], part: str, request: types.RunRequest
-    ) -> Iterator[Sequence[types.Candidate]]:
-        """Yield the days of a part, or of a source without parts."""
-        yield self._load(self._plan_parts(tables, {part: request}))
+        if len(requests) < 2:
+            yield from compute_each(load_alone, requests)
+            return
+        yield from compute_together(
+            tables,
+            requests,
+            plan=plan,
+            group=lambda load: (*load.plan.reasons,),
+            compute_planned=self._load,
+            compute_alone=load_alone,
+        )
 
     def _plan_parts(
         self, tables: Mapping[str, SourceTable], requests: Mapping[str, types.RunRequest]
@@ -204,11 +178,12 @@ class RawLoader:
         """List the folders of arrival days."""
         return list_landing(self.deployment.settings.landing, source, days)
 
-    def _load(self, loads: Sequence[PlannedLoad]) -> list[types.Candidate]:
-        """Load the planned days, the same of each part, from files."""
+    def _load(self, loads: Sequence[PlannedLoad]) -> Iterator[Sequence[types.Candidate]]:
+        """Yield the planned days, the same of each part, loaded from files."""
         first = loads[0]
         if not first.plan.reasons:
-            return [types.Candidate(load.plan) for load in loads]
+            yield [types.Candidate(load.plan) for load in loads]
+            return
         days = first.plan.days
         with explain_spark_errors(first.table, days):
             parsed = self.parse_files(first.plan.writer.session, loads)
@@ -223,7 +198,7 @@ class RawLoader:
         for retained_rows in retained.values():
             if retained_rows.rows is not None:
                 rows = rows.unionByName(retained_rows.rows)
-        return [
+        yield [
             types.Candidate(
                 load.plan,
                 self._expect(

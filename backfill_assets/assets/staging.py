@@ -346,18 +346,19 @@ def lateness_expectations(
     `rows` is the result of `lateness_figures` by part and day. The logs of `unknown` days, by part,
     have never been published, so that their keys are not known.
     """
-    keys, part_column = [*filter(None, [tables[0].part_column])], tables[0].part_column
+    source, part_column = tables[0].source, tables[0].part_column
     both = (
         raw.where(window.sql_condition("log_date"))
         .select(
-            *keys,
-            "log_date",
+            *source.raw.cell_columns,
             F.lit(1).alias("lines"),
             (delay_beyond(policy, window) >= 1).cast("int").alias("late"),
             dedup.is_late(policy.window_days).cast("int").alias("beyond"),
             F.lit(0).alias("rejected"),
         )
-        .unionAll(rejected.select(*keys, "arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
+        .unionAll(
+            rejected.select(*source.rejected.cell_columns, F.lit(0), F.lit(0), F.lit(0), F.lit(1))
+        )
     )
     names = ("lines", "late", "beyond", "rejected")
     sums = sums_by_day(both, "log_date", {n: F.sum(n) for n in names}, {}, part_column)

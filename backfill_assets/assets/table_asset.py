@@ -1,12 +1,10 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
-import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 import msgspec
@@ -31,27 +29,25 @@ from backfill_assets.calendar.partitions import (
     to_windows,
 )
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
-from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.table_schema import SessionFactory
 from backfill_assets.deployment import IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.compute import (
+    compute_each,
+    compute_together,
     days_to_compute_alone,
     explain_spark_errors,
     is_failure_of_rows,
     refuse_dependent_days,
 )
-from backfill_assets.publish.publication import CommitRaceError
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.spark.frames import Cache, cache_frames
-from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.derived import Current, Derived, carries_state
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.table import (
@@ -62,8 +58,6 @@ from backfill_assets.tables.table import (
     asset_name,
 )
 from backfill_assets.tables.unpartitioned import Lookup
-
-_log = logging.getLogger(__name__)
 
 
 def delta_assets(
@@ -256,51 +250,6 @@ def yield_outputs(
                 yield dg.Output(None, output_name=output_name)
 
 
-Key = TypeVar("Key")
-Work = TypeVar("Work")
-
-
-def compute_each(
-    compute: Callable[[Key, Work], Iterator[Sequence[Candidate]]], work: Mapping[Key, Work]
-) -> Iterator[Sequence[Candidate]]:
-    """Yield the candidates of parts, one after the other; what is thrown into it reaches the part.
-
-    Raises:
-        Exception: the first failure of a part, after the candidates of the others: a part that
-            cannot be computed or published holds back no other one. If another run was first, or
-            the engine is lost, the step begins again at once.
-    """
-    failure: Exception | None = None
-    for key, request in work.items():
-        try:
-            yield from compute(key, request)
-        except (CommitRaceError, EngineError):
-            raise
-        except Exception as error:
-            if is_engine_lost(error):
-                raise
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
-@contextmanager
-def leave_to_each_part(tables: Mapping[str, Table], *, commits: bool = False) -> Iterator[None]:
-    """End a block that does something for several parts together, if it fails.
-
-    It is then done for each part by itself: so the others are published, and the error is that of
-    the part. Not if the engine is lost, or, where the block commits, a commit failed.
-    """
-    try:
-        yield
-    except Exception as error:
-        kinds = (EngineError, PublishError) if commits else EngineError
-        if is_engine_lost(error) or isinstance(error, kinds):
-            raise
-        name = next(iter(tables.values())).asset_name
-        _log.warning("%s: parts together failed, now each by itself: %s", name, error)
-
-
 #: Computes some days of a table, or of some parts of one together: all have the same frame. The
 #: cache keeps the rows of a frame until they are published.
 ComputeDays = Callable[[Sequence[AssetInputs], Cache, Window], Sequence[ComputedDays]]
@@ -424,18 +373,14 @@ class _TableStep:
         if len(requests) < 2 or not self._may_be_joined(next(iter(self.tables.values()))):
             yield from compute_each(self._compute_alone, requests)
             return
-        groups: dict[Hashable, dict[str, RunRequest]] = {}
-        parts: list[_Part] = []
-        with leave_to_each_part(self.tables):
-            parts = self._plan(requests)
-        for name, part in zip(requests, parts, strict=False):
-            groups.setdefault(part.group, {})[name] = requests[name]
-        if len(groups) == 1:
-            yield from self._compute_group(parts[0].group, requests, parts)
-        elif groups:
-            yield from compute_each(self._compute_group, groups)
-        else:
-            yield from compute_each(self._compute_alone, requests)
+        yield from compute_together(
+            self.tables,
+            requests,
+            plan=self._plan,
+            group=lambda part: part.group,
+            compute_planned=self._compute_planned,
+            compute_alone=self._compute_alone,
+        )
 
     def _may_be_joined(self, table: Table) -> bool:
         """Return whether parts of the table may be computed together, each row with its part.
@@ -450,22 +395,6 @@ class _TableStep:
         if isinstance(table, SourceTable):  # an hour that the clocks skip has no arrival of its own
             return not (table.by_hour and table.source.arrives_after)
         return not isinstance(table, Current)
-
-    def _compute_group(
-        self, group: Hashable, requests: Mapping[str, RunRequest], parts: Sequence[_Part] = ()
-    ) -> Iterator[Sequence[Candidate]]:
-        """Yield the days of parts, computed together; if that fails, each part by itself.
-
-        They are planned anew if other groups came before, which takes its time.
-        """
-        if len(requests) > 1:
-            with leave_to_each_part(self.tables):
-                parts = parts or self._plan(requests)
-            if parts and all(part.group == group for part in parts):
-                with leave_to_each_part(self.tables, commits=True):
-                    yield from self._compute_planned(parts)
-                    return
-        yield from compute_each(self._compute_alone, requests)
 
     def _compute_alone(self, name: str, request: RunRequest) -> Iterator[Sequence[Candidate]]:
         """Yield the days of a part, or of a table without; of a stateful one a month at a time.

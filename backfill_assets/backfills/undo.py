@@ -31,7 +31,7 @@ from backfill_assets.landing.load_manifest import LoadManifest, after_undo
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publication import AuditedDays, CommitRaceError, audit_days
+from backfill_assets.publish.publication import AuditedDays, audit_days
 from backfill_assets.spark.frames import quote_name
 from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.staleness.impact import impact_of
@@ -292,7 +292,7 @@ class _TableUndo:
             # Another run may have published downstream days since the first check.
             if (results := self._try_restoring()) is not None:
                 return results
-        raise CommitRaceError(f"other runs committed first {RACE_ATTEMPTS} times in a row")
+        raise types.CommitRaceError(f"other runs committed first {RACE_ATTEMPTS} times in a row")
 
     def _try_restoring(self) -> list[types.DayResult] | None:
         """As `restore_days`; None if another commit came first."""

@@ -4,15 +4,18 @@ A run computes all days of its range at once. A function that groups without the
 days, and no check of a single day would notice. So a range is compared with some of its days that
 are computed alone, until ranges of the same code have shown enough days with rows that are equal.
 The commit records which days were compared.
+
+Parts of a table are computed together, and if that fails, each by itself.
 """
 
+import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import reduce
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -22,10 +25,10 @@ from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import RefusedError, digest_sums
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
-from backfill_assets.dagster_ext.failures import raise_if_engine_failed
-from backfill_assets.delta.commits import summarize_error
+from backfill_assets.dagster_ext.failures import is_engine_lost, raise_if_engine_failed
+from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.publish.types import ComputePlan
+from backfill_assets.publish.types import Candidate, CommitRaceError, ComputePlan, RunRequest
 from backfill_assets.spark.frames import part_key, split_by_part
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -33,6 +36,7 @@ from backfill_assets.tables.arguments import declaration_location
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_options import contains_floats
 
+_log = logging.getLogger(__name__)
 #: The traceback of a Python worker, and its last lines.
 _WORKER_TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE
@@ -271,3 +275,92 @@ def sample_days(rows: Mapping[date, int], input_rows: Mapping[date, int]) -> lis
     empty = sorted(rows.keys() - filled, key=lambda day: (-input_rows[day], day))
     fewest = sorted(filled, key=lambda day: (day == filled[0], rows[day], day))
     return [*empty[:1], *fewest[:_ENOUGH_DAYS]]
+
+
+Key = TypeVar("Key")
+Work = TypeVar("Work")
+
+
+def compute_each(
+    compute: Callable[[Key, Work], Iterator[Sequence[Candidate]]], work: Mapping[Key, Work]
+) -> Iterator[Sequence[Candidate]]:
+    """Yield the candidates of parts, one after the other; what is thrown into it reaches the part.
+
+    Raises:
+        Exception: the first failure of a part, after the candidates of the others: a part that
+            cannot be computed or published holds back no other one. If another run was first, or
+            the engine is lost, the step begins again at once.
+    """
+    failure: Exception | None = None
+    for key, request in work.items():
+        try:
+            yield from compute(key, request)
+        except (CommitRaceError, EngineError):
+            raise
+        except Exception as error:
+            if is_engine_lost(error):
+                raise
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def leave_to_each_part(tables: Mapping[str, Table], *, commits: bool = False) -> Iterator[None]:
+    """End a block that does something for several parts together, if it fails.
+
+    It is then done for each part by itself: so the others are published, and the error is that of
+    the part. Not if the engine is lost, or, where the block commits, a commit failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        kinds = (EngineError, PublishError) if commits else EngineError
+        if is_engine_lost(error) or isinstance(error, kinds):
+            raise
+        name = next(iter(tables.values())).asset_name
+        _log.warning("%s: parts together failed, now each by itself: %s", name, error)
+
+
+Planned = TypeVar("Planned")
+
+
+def compute_together(
+    tables: Mapping[str, Table],
+    requests: Mapping[str, RunRequest],
+    *,
+    plan: Callable[[Mapping[str, RunRequest]], list[Planned]],
+    group: Callable[[Planned], Hashable],
+    compute_planned: Callable[[Sequence[Planned]], Iterator[Sequence[Candidate]]],
+    compute_alone: Callable[[str, RunRequest], Iterator[Sequence[Candidate]]],
+) -> Iterator[Sequence[Candidate]]:
+    """Yield the days of requests by part: those of a group together, or if that fails, alone.
+
+    `group` tells what parts have in common that are computed together. Of several groups, each is
+    planned anew when its turn comes, as those before have taken their time.
+    """
+
+    def compute_group(
+        key: Hashable, members: Mapping[str, RunRequest], parts: Sequence[Planned] = ()
+    ) -> Iterator[Sequence[Candidate]]:
+        if len(members) > 1:
+            with leave_to_each_part(tables):
+                parts = parts or plan(members)
+            if parts and all(group(part) == key for part in parts):
+                with leave_to_each_part(tables, commits=True):
+                    yield from compute_planned(parts)
+                    return
+        yield from compute_each(compute_alone, members)
+
+    parts: list[Planned] = []
+    with leave_to_each_part(tables):
+        parts = plan(requests)
+    groups: dict[Hashable, dict[str, RunRequest]] = {}
+    for name, part in zip(requests, parts, strict=False):
+        groups.setdefault(group(part), {})[name] = requests[name]
+    if len(groups) == 1:
+        yield from compute_group(group(parts[0]), requests, parts)
+    elif groups:
+        yield from compute_each(compute_group, groups)
+    else:
+        yield from compute_each(compute_alone, requests)

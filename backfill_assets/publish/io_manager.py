@@ -40,8 +40,13 @@ from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, race_wait
 from backfill_assets.publish import publisher
-from backfill_assets.publish.publication import CommitRaceError
-from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
+from backfill_assets.publish.types import (
+    Candidate,
+    CommitRaceError,
+    ComputedDays,
+    DayResult,
+    Outcome,
+)
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables import table_options

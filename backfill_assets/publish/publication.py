@@ -43,10 +43,6 @@ from backfill_assets.staleness.snapshot import Snapshot
 _log = logging.getLogger(__name__)
 
 
-class CommitRaceError(PublishError):
-    """Another commit changed the days that a candidate replaces: they must be planned anew."""
-
-
 def publish_candidates(
     candidates: Sequence[types.Candidate],
 ) -> Iterator[tuple[types.Candidate, list[types.DayResult]]]:
@@ -76,7 +72,7 @@ def publish_candidates(
             committed = None
             try:
                 committed = days.publish(follows=n > 0) if days else None
-            except CommitRaceError:
+            except types.CommitRaceError:
                 raise
             except PublishError as error:
                 failure = failure or error
@@ -285,7 +281,7 @@ class AuditedDays:
             audited = audited.with_current_ledger()
             _log.info("%s: another run was first, trying again", self.plan.table.name)
         self.remove_files()
-        raise CommitRaceError(
+        raise types.CommitRaceError(
             f"{self.plan.table.name} [{self.plan.days}]: another run committed first. The table is "
             "as it left it. Launch these days again."
         )

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.partitions import MAX_RANGES, DaySet, Window, to_windows
-from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, CommitNotes, Provenance, PublishedDay
@@ -87,6 +87,10 @@ def is_merge_run(tags: Mapping[str, str]) -> bool:
             allow_retries=False,
         )
     return mode == "merge"
+
+
+class CommitRaceError(PublishError):
+    """Another commit changed the days that a candidate replaces: they must be planned anew."""
 
 
 @dataclass(frozen=True)

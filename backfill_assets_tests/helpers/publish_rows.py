@@ -21,10 +21,11 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
-from backfill_assets.publish.publication import CommitRaceError, publish_candidates
+from backfill_assets.publish.publication import publish_candidates
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import (
     Candidate,
+    CommitRaceError,
     ComputedDays,
     ComputePlan,
     DayResult,
