@@ -15,7 +15,7 @@ import pandera.pyspark as pa
 import pyarrow
 import pyspark.sql.types as T
 import pytest
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
@@ -28,6 +28,7 @@ from backfill_assets import (
     Reads,
     Source,
     corrections_table,
+    external_table,
     table,
 )
 from backfill_assets.backfills import history
@@ -49,6 +50,7 @@ from backfill_assets.calendar.partitions import (
 )
 from backfill_assets.cli import cli, main
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta.commits import PartRecord, Writer
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, encode_commit, encoding_id
@@ -829,6 +831,55 @@ def test_a_commit_is_of_one_part(tmp_path):
     commit_part(url, "us", 1)
     assert [record.version for record in read_ledger(str(url), EU).records] == [0]
     assert [record.version for record in read_ledger(str(url), US).records] == [1, 2]
+
+
+def test_a_commit_of_several_parts_has_a_record_of_each(tmp_path):
+    """It replaces the days of these parts alone; rows of another part stay."""
+    url = tmp_path / "region_orders"
+    for part in ("eu", "us", "apac"):
+        commit_part(url, part, 1, 2)
+    eu, us = (read_ledger(str(url), table) for table in (EU, US))
+    written, failed = (commit_metadata(days(2), run_id=r, since=2) for r in ("of eu", "of us"))
+    failed |= {"not_published": {str(day(1)): "too few rows"}}
+    writer = Writer(Mock(side_effect=AssertionError), str(url), EU)
+    assert writer.commit({}, [day(2)], written, eu, [PartRecord(failed, us)]) == 3
+    assert writer.commit({}, [day(2)], written, eu, [PartRecord(failed, us)]) is None
+    rows = DeltaTable(url).to_pyarrow_table().select(["run_date", "region"]).to_pylist()
+    cells = {(row["region"], row["run_date"]) for row in rows}
+    assert cells == {(p, day(1)) for p in ("eu", "us", "apac")} | {("apac", day(2))}
+    eu, us, apac = (read_ledger(str(url), table) for table in (EU, US, APAC))
+    assert [(r.version, r.run_id) for r in eu.records] == [(0, "r"), (3, "of eu")]
+    assert [(r.version, r.run_id) for r in us.records] == [(1, "r"), (3, "of us")]
+    assert us.records[-1].commit_id == eu.records[-1].commit_id
+    assert us.records[-1].failed_days == {day(1): "too few rows"}
+    assert eu.records[-1].written_days == us.records[-1].written_days == days(2)
+    assert us.latest[day(2)] is us.records[-1]
+    assert [record.version for record in apac.records] == [2]
+    assert not eu.external_commits + us.external_commits + apac.external_commits
+
+
+def test_parts_of_different_versions_are_not_committed_together(tmp_path):
+    """A commit came while their ledgers were read: it may be of one of them."""
+    url = tmp_path / "region_orders"
+    commit_part(url, "eu", 1)
+    eu = read_ledger(str(url), EU)
+    commit_part(url, "us", 1)
+    us, record = read_ledger(str(url), US), commit_metadata(days(1))
+    writer = Writer(Mock(side_effect=AssertionError), str(url), US)
+    assert writer.commit({}, [day(1)], record, us, [PartRecord(record, eu)]) is None
+    assert DeltaTable(url).version() == 1
+
+
+def test_a_table_of_others_has_the_days_of_all_parts_of_a_commit(tmp_path):
+    """A table with parts that another project writes with this package, read by day."""
+    url = tmp_path / "region_orders"
+    commit_part(url, "eu", 1)
+    others = [commit_metadata(days(3), part="us"), commit_metadata(days(4), part="apac")]
+    metadata = commit_metadata(days(2), part="eu", other_parts=others)
+    commit_rows(url, [(2, "eu"), (3, "us"), (4, "apac")], metadata)
+    table = external_table("region_orders", WorldOrders, partition="run_date")
+    ledger = read_ledger(str(url), table, str(tmp_path))
+    assert ledger.published_days == days(1, 2, 3, 4)
 
 
 def test_another_writer_changes_the_days_of_the_parts_that_it_wrote(tmp_path):

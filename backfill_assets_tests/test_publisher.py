@@ -47,7 +47,7 @@ from backfill_assets.publish.types import (
     CommitRaceError,
     ComputedDays,
     ComputePlan,
-    DayResult,
+    Delivery,
     Outcome,
     RunRequest,
 )
@@ -834,35 +834,75 @@ def test_no_day_is_built_upon_one_on_hold(held, expected):
 # --- what becomes of a candidate ------------------------------------------------------------------
 
 
-def publish_parts(monkeypatch, *failures: Exception | None) -> tuple[list[str], list[Mock]]:
-    """Publish three parts, whose commits may fail: which have results, and what they were."""
-    plans = [Mock(table=Mock(part=part)) for part in ("eu", "us", "apac")]
+def publish_parts(
+    monkeypatch, *commits: Exception | None, changed: Mapping[str, Sequence[date]] | None = None
+) -> tuple[list[list[str]], dict[str, Mock], list[bool]]:
+    """Publish three parts, whose commits may fail.
+
+    Returns:
+        The parts of each commit that was made; the audited days by part; and for each commit,
+        whether another one had been made since the plan.
+    """
+    plans = {part: Mock(table=Mock(part=part)) for part in ("eu", "us", "apac")}
+    own_day = {part: [day(n)] for n, part in enumerate(plans, 1)}
     audited = {
-        plan.table.part: Mock(publish=Mock(side_effect=failure))
-        for plan, failure in zip(plans, failures, strict=True)
+        part: Mock(
+            changed=(changed or own_day)[part],
+            files=dict.fromkeys((changed or own_day)[part]),
+            verdicts=[day(1)],
+            passed=[day(1)],
+            plan=Mock(request=Mock(merge=False)),
+        )
+        for part in plans
     }
+    outcomes, followed = iter(commits), list[bool]()
+
+    def publish_days(days: Sequence[Mock], *, follows: bool) -> Sequence[Mock]:
+        followed.append(follows)
+        if failure := next(outcomes):
+            raise failure
+        return days
+
     monkeypatch.setattr(publication, "audit_days", lambda _: audited)
     monkeypatch.setattr(publication, "_write_together", lambda _: None)
+    monkeypatch.setattr(publication, "_publish_days", publish_days)
     monkeypatch.setattr(publication, "list_results", lambda *_: [])
-    published: list[str] = []
+    published: list[list[str]] = []
     with suppress(PublishError):
-        for candidate, _ in publication.publish_candidates([Candidate(plan) for plan in plans]):
-            published.append(candidate.plan.table.part)
-    return published, [*audited.values()]
+        candidates = [Candidate(plan) for plan in plans.values()]
+        for delivery in publication.publish_candidates(candidates):
+            published.append([candidate.plan.table.part for candidate, _ in delivery])
+    return published, audited, followed
+
+
+def test_parts_whose_same_days_changed_are_committed_together(monkeypatch):
+    changed = {"eu": [day(1), day(2)], "us": [day(2)], "apac": [day(1), day(2)]}
+    published, _, followed = publish_parts(monkeypatch, None, None, changed=changed)
+    assert published == [["eu", "apac"], ["us"]]
+    assert followed == [False, True]
+
+
+def test_the_records_of_a_commit_have_a_limit(monkeypatch):
+    monkeypatch.setattr(publication, "_CELLS_PER_COMMIT", 2)
+    changed = {part: [day(1)] for part in ("eu", "us", "apac")}
+    published, _, _ = publish_parts(monkeypatch, None, None, changed=changed)
+    assert published == [["eu", "us"], ["apac"]]
 
 
 def test_a_part_that_cannot_be_committed_holds_back_no_other_one(monkeypatch):
-    published, parts = publish_parts(monkeypatch, None, PublishError("no space left"), None)
-    assert published == ["eu", "apac"]
-    assert [part.publish.call_args.kwargs["follows"] for part in parts] == [False, True, True]
-    assert not any(part.remove_files.called for part in parts)
+    published, parts, followed = publish_parts(
+        monkeypatch, None, PublishError("no space left"), None
+    )
+    assert published == [["eu"], ["apac"]]
+    assert followed == [False, True, True]
+    assert not any(part.remove_files.called for part in parts.values())
 
 
 def test_files_of_parts_that_are_not_committed_any_more_are_removed(monkeypatch):
     """Another run was first: the step begins again, and writes them anew."""
-    published, parts = publish_parts(monkeypatch, None, CommitRaceError("first"), None)
-    assert published == ["eu"]
-    assert [part.remove_files.called for part in parts] == [False, False, True]
+    published, parts, _ = publish_parts(monkeypatch, None, CommitRaceError("first"), None)
+    assert published == [["eu"]]
+    assert [name for name, part in parts.items() if part.remove_files.called] == ["apac"]
 
 
 def test_production_publishes_what_it_is_given():
@@ -870,7 +910,7 @@ def test_production_publishes_what_it_is_given():
     publisher = make_publisher()
     own = ledger(FACT, built(0, days(1)))
     plan = plan_facts(own, staged(staged_record(0, days(1))), numbers=[1, 2])
-    ((_, results),) = Destination("/warehouse").deliver(publisher, [Candidate(plan)])
+    (((_, results),),) = Destination("/warehouse").deliver(publisher, [Candidate(plan)])
     assert [(r.day, r.outcome, r.version) for r in results] == [
         (day(1), Outcome.IDENTICAL, 0),
         (day(2), Outcome.FAILED, None),
@@ -1037,15 +1077,13 @@ class FailingDestination(Destination):
     fail: Callable[[Window], None]
     published: list[Window]
 
-    def deliver(
-        self, publisher: Publisher, candidates: Sequence[Candidate]
-    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
+    def deliver(self, publisher: Publisher, candidates: Sequence[Candidate]) -> Iterator[Delivery]:
         (candidate,) = candidates
         if candidate.computed:
             with explain_spark_errors(FACT, candidate.plan.days):
                 self.fail(candidate.plan.days)
             self.published.append(candidate.plan.days)
-        yield candidate, list_results(candidate.plan)
+        yield [(candidate, list_results(candidate.plan))]
 
 
 def deliver_days(
@@ -1071,7 +1109,10 @@ def deliver_days(
     request = RunRequest(Window(day(1), day(6)), RUN)
     delivered = publisher.deliver_all(step.compute({"": request}))
     reasons = {
-        result.day: result.verdict.failure_reasons for _, results in delivered for result in results
+        result.day: result.verdict.failure_reasons
+        for delivery in delivered
+        for _, results in delivery
+        for result in results
     }
     return tried, destination.published, reasons
 

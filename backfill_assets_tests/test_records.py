@@ -874,7 +874,7 @@ def test_the_cache_is_read_anew_where_the_form_of_its_lines_changes():
     fields = (
         "run_id code_version config_digest audit backfill_id launched_by inputs since days final "
         "details commit_id reason git_commit git_dirty withdrawn reasons not_published release "
-        "package code_parts key_prefix part"
+        "package code_parts key_prefix part other_parts"
     )
     of_day = "rows digest verdict totals input_digest nulls entries findings numbers made_under"
     details = (

@@ -22,7 +22,7 @@ from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publication import audit_days, list_results
 from backfill_assets.publish.publisher import Destination, Publisher
-from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
+from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, Delivery
 from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import REQUESTED
@@ -258,9 +258,7 @@ class ComparisonDestination(Destination):
         """The table's ledger as of the start of the verification."""
         return self.ledgers[table.name]
 
-    def deliver(
-        self, publisher: Publisher, candidates: Sequence[Candidate]
-    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
+    def deliver(self, publisher: Publisher, candidates: Sequence[Candidate]) -> Iterator[Delivery]:
         """Audit and compare all days; publish none."""
         audited = audit_days(candidates)
         for candidate in candidates:
@@ -277,7 +275,7 @@ class ComparisonDestination(Destination):
             self._compare_days(
                 publisher, plan.ledger, plan.request.window, errors_by_day, recomputed, plan
             )
-            yield candidate, []
+            yield [(candidate, [])]
 
     def record_failure(
         self, publisher: Publisher, table: str, days: Sequence[date], error: str

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -78,6 +78,13 @@ def table_properties(undo_days: int) -> dict[str, str]:
 def format_properties(properties: Mapping[str, str]) -> str:
     """The properties in the syntax of TBLPROPERTIES."""
     return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+
+
+class PartRecord(NamedTuple):
+    """What a commit records of another part of the table, and the ledger that it was made from."""
+
+    metadata: Mapping[str, Any]
+    since: Ledger
 
 
 @dataclass(frozen=True)
@@ -190,26 +197,35 @@ class Writer:
         days: Sequence[date],
         metadata: Mapping[str, Any],
         since: Ledger,
+        others: Sequence[PartRecord] = (),
     ) -> int | None:
         """Replace the days by files in one commit; without days, only the record is committed.
 
         Args:
-            files: the new files of the days; a day without files gets no rows.
+            files: the new files of the days, of all parts; a day without files gets no rows.
             days: the days to replace.
             metadata: the record of the commit.
             since: the ledger that the rows were computed from.
+            others: of other parts of the table whose days are replaced as well.
 
         Returns:
-            The new version; None if another commit came after that ledger.
+            The new version; None if another commit came after one of the ledgers.
 
         Raises:
             PublishError: the commit failed; the table is unchanged.
         """
-        current = self._prepare_table(since, days)
+        ledgers = [since, *(other.since for other in others)]
+        current = self._prepare_table(ledgers, days)
         if current is None:
             return None
         try:
             full_metadata = _commit_metadata(metadata, days, current)
+            if others:
+                full_metadata["other_parts"] = [
+                    _commit_metadata(other.metadata, days, other.since)
+                    | {"commit_id": full_metadata["commit_id"], "part": other.since.table.part}
+                    for other in others
+                ]
             return self.commit_files(files, days, full_metadata, current)
         except (DeltaError, OSError) as error:
             raise self._to_publish_error(days, error) from error
@@ -227,7 +243,8 @@ class Writer:
         Args:
             files: as in `commit`.
             days: as in `commit`.
-            metadata: the record of the commit, with a `commit_id`.
+            metadata: the record of the commit, with a `commit_id`, and in `other_parts` the
+                records of other parts whose days are replaced as well.
             since: the ledger.
             schema: columns that replace those of the table.
 
@@ -263,7 +280,8 @@ class Writer:
         log = delta_log(self.url, since.version).load()
         column = self.table.partition
         replaced = ("in", [str(day) for day in days]) if days else ("=", _NO_DAY)
-        of_part = [(name, "=", value) for name, value in self.table.part_values.items()]
+        others = [record["part"] for record in metadata.get("other_parts", ())]
+        of_part = [(name, "in", [part, *others]) for name, part in self.table.part_values.items()]
         # Only an overwrite may change the columns.
         overwrites = bool(days) or schema is not None
         log.create_write_transaction(
@@ -303,7 +321,7 @@ class Writer:
         since: Ledger,
     ) -> int | None:
         """Like `commit`, but merges the rows of the files by natural key; other rows stay."""
-        current = self._prepare_table(since, days)
+        current = self._prepare_table([since], days)
         if current is None:
             return None
         full_metadata = _commit_metadata(metadata, days, current)
@@ -322,16 +340,22 @@ class Writer:
                 raise self._to_publish_error(days, error) from error
         return self._find_own_commit(full_metadata)[0]
 
-    def _prepare_table(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
+    def _prepare_table(self, ledgers: Sequence[Ledger], days: Sequence[date]) -> Ledger | None:
         """Create the table or add its new columns; None if another commit came first.
+
+        The ledgers are of this table and of other parts of it.
 
         Raises:
             PublishError: the table is retired, or cannot be created or extended.
             DagsterExecutionInterruptedError: the run was terminated; nothing is committed.
         """
         raise_if_interrupted()
-        if message := retired_message(since, self.url, days):
-            raise PublishError(message)
+        since = ledgers[0]
+        for ledger in ledgers:
+            if message := retired_message(ledger, self.url, days):
+                raise PublishError(message)
+            if ledger.version != since.version:
+                return None
         # True also if an earlier creation was killed. Where the log was cut, records may be
         # missing, but the number of the last commit is still known.
         new = not since.records and since.transaction is None

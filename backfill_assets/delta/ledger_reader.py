@@ -238,13 +238,14 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
             changed_columns |= dict.fromkeys(new, summary.version)
             columns = set(summary.columns)
         if summary.record:
-            record = to_record(summary, summary.record)
-            if summary.record.part == table.part:
-                records.append(record)
+            by_part = summary.record.by_part
+            if own := by_part.get(table.part):
+                records.append(to_record(summary, own))
             elif is_external:  # its parts are of one day
-                changed = frozenset(record.days) | record.revoked_days
+                of_parts = [to_record(summary, record) for record in by_part.values()]
+                changed = frozenset().union(*(r.days.keys() | r.revoked_days for r in of_parts))
                 external.append(
-                    ExternalCommit(summary.version, summary.operation, changed, record.at)
+                    ExternalCommit(summary.version, summary.operation, changed, of_parts[0].at)
                 )
             continue
         pairs = [text.partition(PART_MARK) for text in summary.days]

@@ -404,6 +404,12 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code_parts: dict[str, str] = msgspec.field(default_factory=dict)
     key_prefix: str = ""
     part: str = ""
+    other_parts: "list[_EncodedRecord]" = msgspec.field(default_factory=list)
+
+    @property
+    def by_part(self) -> "dict[str, _EncodedRecord]":
+        """The records of the commit; the part of a table without parts is empty."""
+        return {record.part: record for record in (self, *self.other_parts)}
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -552,7 +558,8 @@ def _own_metadata(metadata: Any) -> _EncodedRecord | None:
     try:
         values = _with_current_keys(json.loads(metadata))
         encoded = msgspec.convert(values, _EncodedRecord)
-        to_record(CommitSummary(0, ""), encoded)
+        for record in encoded.by_part.values():
+            to_record(CommitSummary(0, ""), record)
     except (ValueError, TypeError, LookupError, AttributeError):
         return None
     return encoded

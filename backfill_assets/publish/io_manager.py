@@ -45,6 +45,7 @@ from backfill_assets.publish.types import (
     CommitRaceError,
     ComputedDays,
     DayResult,
+    Delivery,
     Outcome,
 )
 from backfill_assets.spark.frames import cache_frames
@@ -162,26 +163,29 @@ class DeltaIOManager(publisher.Publisher):
             self._report_stalls(context, f"{name} [{days}]"),
         ):
             try:
-                for candidate, results in self.deliver_all(obj):
-                    table = candidate.plan.table
-                    failed_days = failed.setdefault(table.name, {})
-                    failed_days |= {
-                        d.day: d.verdict.failure_reasons
-                        for d in results
-                        if d.outcome is Outcome.FAILED
-                    }
-                    self.note_failed_days(run_id, table.name, failed_days)
-                    outcome_counts.update(d.outcome.value for d in results)
-                    check_count += sum(len(d.verdict.findings) for d in results)
-                    not_due |= {
-                        table.partition_key(day): (day, text)
-                        for day, text in candidate.plan.not_due.items()
-                    }
+                for delivery in self.deliver_all(obj):
+                    for candidate, results in delivery:
+                        table = candidate.plan.table
+                        failed_days = failed.setdefault(table.name, {})
+                        failed_days |= {
+                            d.day: d.verdict.failure_reasons
+                            for d in results
+                            if d.outcome is Outcome.FAILED
+                        }
+                        self.note_failed_days(run_id, table.name, failed_days)
+                        outcome_counts.update(d.outcome.value for d in results)
+                        check_count += sum(len(d.verdict.findings) for d in results)
+                        not_due |= {
+                            table.partition_key(day): (day, text)
+                            for day, text in candidate.plan.not_due.items()
+                        }
+                    published = [(c.plan.table, results) for c, results in delivery]
                     task_figures = task_metadata(tasks.read_times())
                     key = context.asset_key
-                    for events in self.events(step.instance, table, results, task_figures, key):
+                    for events in self.events(step.instance, published, task_figures, key):
                         yield from internals.stored_events(step, events)
-                    self.report_commits(context, step.dagster_run, table, results)
+                    for table, results in published:
+                        self.report_commits(context, step.dagster_run, table, results)
             except CommitRaceError as error:
                 wait = race_wait(step.previous_attempt_count + 1)
                 raise dg.RetryRequested(RACE_ATTEMPTS, wait) from error
@@ -205,10 +209,8 @@ class DeltaIOManager(publisher.Publisher):
                 f"{name} [{ranges}] is not due yet: nothing was published. {first_day}: {text}"
             )
 
-    def deliver_all(
-        self, batches: Iterator[Sequence[Candidate]]
-    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
-        """Deliver the candidates that are handed over together, and yield each with its results.
+    def deliver_all(self, batches: Iterator[Sequence[Candidate]]) -> Iterator[Delivery]:
+        """Deliver the candidates that are handed over together, and yield them with their results.
 
         A failure is raised where the asset has yielded the candidates: it may hand over fewer days
         instead, or those of another part first.
@@ -244,8 +246,7 @@ class DeltaIOManager(publisher.Publisher):
     def events(
         self,
         instance: dg.DagsterInstance,
-        table: Table,
-        results: Sequence[DayResult],
+        published: Sequence[tuple[Table, Sequence[DayResult]]],
         task_figures: Mapping[str, Any] = MappingProxyType({}),
         key: dg.AssetKey | None = None,
     ) -> Iterator[list[internals.AssetEvent]]:
@@ -255,29 +256,33 @@ class DeltaIOManager(publisher.Publisher):
         of every day of a run, and shows a day that lacks them as failed or missing if the run
         fails.
 
-        `task_figures` is additional metadata of the days that were computed; `key` is that of an
-        ordinary asset, which the deployment does not declare.
+        Args:
+            instance: Dagster's.
+            published: a table, or parts of one, each with the results of its days.
+            task_figures: additional metadata of the days that were computed.
+            key: of an ordinary asset, which the deployment does not declare.
         """
-        key = key or self.deployment.asset_key(table.name)
+        key = key or self.deployment.asset_key(published[0][0].name)
+        days = [(table, result) for table, results in published for result in results]
         not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
         newest = max(
-            (result.day for result in results if result.outcome not in not_computed), default=None
+            (r for _, r in days if r.outcome not in not_computed), key=lambda r: r.day, default=None
         )
         numbers = {name: figure for name, figure in task_figures.items() if name != PLOT}
         # The plot is large, and the same for all days of a run: only the newest day has it.
         yield [
             self._build_materialization(
-                key, table, result, task_figures if result.day == newest else numbers
+                key, table, result, task_figures if result is newest else numbers
             )
-            for result in results
+            for table, result in days
             if result.outcome not in (Outcome.FAILED, Outcome.WITHDRAWN)
         ]
         # Afterwards, as an evaluation names the materialization that it belongs to.
-        keys = {result.day: table.partition_key(result.day) for result in results}
-        latest = latest_materializations(instance, key, keys.values())
+        keys = [table.partition_key(result.day) for table, result in days]
+        latest = latest_materializations(instance, key, keys)
         check_events: list[internals.AssetEvent] = []
-        for result in results:
-            record = latest.get(keys[result.day])
+        for (table, result), partition in zip(days, keys, strict=True):
+            record = latest.get(partition)
             target = record and internals.AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )

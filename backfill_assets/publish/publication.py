@@ -5,6 +5,7 @@ Every row that a run computes or an undo restores passes through `audit_days` an
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -31,7 +32,7 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta import records
-from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.commits import PartRecord, PublishError
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
@@ -43,16 +44,15 @@ from backfill_assets.staleness.snapshot import Snapshot
 _log = logging.getLogger(__name__)
 
 
-def publish_candidates(
-    candidates: Sequence[types.Candidate],
-) -> Iterator[tuple[types.Candidate, list[types.DayResult]]]:
-    """Audit the days of candidates and commit those that pass, a commit for each candidate.
+def publish_candidates(candidates: Sequence[types.Candidate]) -> Iterator[types.Delivery]:
+    """Audit the days of candidates and commit those that pass.
 
     The candidates are of one table, or of parts of one whose rows are in the same frame: these are
-    measured and written together. A part that cannot be committed holds back no other one.
+    measured and written together, and those whose same days changed are committed together. A part
+    that cannot be committed holds back no other one.
 
     Yields:
-        Each candidate with the result of each day, in ascending order.
+        The candidates of each commit, each with the result of each day, in ascending order.
 
     Raises:
         CommitRaceError: another commit changed the days first; nothing of these was committed.
@@ -64,25 +64,105 @@ def publish_candidates(
     audited = audit_days(candidates)
     if len(audited) > 1:
         _write_together([*audited.values()])
+    by_part = {candidate.plan.table.part: candidate for candidate in candidates}
+    if skipped := [candidate for part, candidate in by_part.items() if part not in audited]:
+        yield [(candidate, list_results(candidate.plan)) for candidate in skipped]
     failure: PublishError | None = None
-    waiting = dict(audited)
+    waiting = _group_by_commit(audited)
+    is_first = True
     try:
-        for n, candidate in enumerate(candidates):
-            days = waiting.pop(candidate.plan.table.part, None)
-            committed = None
+        while waiting:
+            parts = waiting.pop(0)
             try:
-                committed = days.publish(follows=n > 0) if days else None
+                committed = _publish_days([audited[part] for part in parts], follows=not is_first)
             except types.CommitRaceError:
                 raise
             except PublishError as error:
                 failure = failure or error
                 continue
-            yield candidate, list_results(candidate.plan, committed)
+            finally:
+                is_first = False
+            yield [
+                (by_part[part], list_results(by_part[part].plan, days))
+                for part, days in zip(parts, committed, strict=True)
+            ]
     finally:
-        for days in waiting.values():  # written with the others, and not committed any more
-            days.remove_files()
+        for parts in waiting:  # written with the others, and not committed any more
+            for part in parts:
+                audited[part].remove_files()
     if failure is not None:
         raise failure
+
+
+#: Days of parts in a commit. Their records are one text in it, which a JSON parser may limit.
+_CELLS_PER_COMMIT = 2000
+
+
+def _group_by_commit(audited: "Mapping[str, AuditedDays]") -> list[list[str]]:
+    """Group parts that one commit can cover: it replaces the same days of each.
+
+    A part whose rows were not written with those of the others is committed by itself.
+    """
+    groups = defaultdict[Any, list[str]](list)
+    for part, days in audited.items():
+        changed = days.changed
+        is_ready = days.files.keys() >= {*changed} and not days.plan.request.merge
+        groups[(*changed, bool(days.passed)) if is_ready else part].append(part)
+    size = max(1, _CELLS_PER_COMMIT // max((len(d.verdicts) for d in audited.values()), default=1))
+    return [parts[n : n + size] for parts in groups.values() for n in range(0, len(parts), size)]
+
+
+def _publish_days(audited: "Sequence[AuditedDays]", *, follows: bool) -> "list[CommittedDays]":
+    """Commit the days that passed, of a table or of parts of one, in one commit.
+
+    If another commit comes first, it is tried again, as long as the days are as planned.
+
+    Args:
+        audited: the days, by part; the same days of each have changed.
+        follows: whether other parts of the table were committed since the days were planned.
+
+    Raises:
+        CommitRaceError: another commit changed the days first; nothing was committed.
+        PublishError: the commit failed.
+    """
+    current = _with_current_ledgers(audited) if follows else audited
+    for _ in race_attempts():
+        if not current:
+            break
+        committed = current[0].commit_once(current[1:])
+        if committed:
+            _remove_files(audited)
+            return committed
+        current = _with_current_ledgers(audited)
+        _log.info("%s: another run was first, trying again", audited[0].plan.table.name)
+    _remove_files(audited)
+    plan = audited[0].plan
+    raise types.CommitRaceError(
+        f"{plan.table.name} [{plan.days}]: another run committed first. The table is as it left "
+        "it. Launch these days again."
+    )
+
+
+def _with_current_ledgers(audited: "Sequence[AuditedDays]") -> "Sequence[AuditedDays]":
+    """Return the days with the current ledgers of their parts; none if any are not as planned.
+
+    Raises:
+        PublishError: code that is not that of the backfill would publish them.
+    """
+    if not audited[0].passed:
+        return audited
+    try:
+        current = [days.with_current_ledger() for days in audited]
+    except PublishError:
+        _remove_files(audited)
+        raise
+    known = [days for days in current if days]
+    return known if len(known) == len(current) else []
+
+
+def _remove_files(audited: "Sequence[AuditedDays]") -> None:
+    for days in audited:
+        days.remove_files()
 
 
 def audit_days(candidates: Sequence[types.Candidate]) -> "dict[str, AuditedDays]":
@@ -252,40 +332,6 @@ class AuditedDays:
             if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
         )
 
-    def publish(self, *, follows: bool = False) -> "CommittedDays":
-        """Commit the days that passed.
-
-        If another commit comes first, it is tried again, as long as the days are as planned.
-
-        Args:
-            follows: whether other parts of the table were committed since the days were planned.
-
-        Raises:
-            CommitRaceError: another commit changed the days first; nothing was committed.
-            PublishError: the commit failed.
-        """
-        audited: AuditedDays | None = self
-        if follows and self.passed:
-            try:
-                audited = self.with_current_ledger()
-            except PublishError:
-                self.remove_files()
-                raise
-        for _ in race_attempts():
-            if audited is None:
-                break
-            committed = audited.commit_once()
-            if committed is not None:
-                self.remove_files()
-                return committed
-            audited = audited.with_current_ledger()
-            _log.info("%s: another run was first, trying again", self.plan.table.name)
-        self.remove_files()
-        raise types.CommitRaceError(
-            f"{self.plan.table.name} [{self.plan.days}]: another run committed first. The table is "
-            "as it left it. Launch these days again."
-        )
-
     def with_current_ledger(self) -> "AuditedDays | None":
         """Return the days with the current ledger of the table; None if they are not as planned."""
         plan, request = self.plan, self.plan.request
@@ -295,30 +341,41 @@ class AuditedDays:
         refuse_other_code(ledger, request.window, request.record)
         return replace(self, plan=replace(plan, ledger=ledger))
 
-    def commit_once(self) -> "CommittedDays | None":
+    def commit_once(self, others: "Sequence[AuditedDays]" = ()) -> "list[CommittedDays] | None":
         """Commit the days that passed; return None if another commit of this package came first.
 
         Days to rewrite are written although their rows have not changed.
 
+        Args:
+            others: days of other parts of the table, of which the same days have changed and are
+                written; they get into the same commit.
+
         Raises:
             PublishError: the commit failed, or the rows are not those that were audited.
         """
-        plan, writer = self.plan, self.plan.writer
+        plan, writer, together = self.plan, self.plan.writer, [self, *others]
         if not self.passed:
-            return CommittedDays(self)
+            return [CommittedDays(days) for days in together]
         changed = self.changed
-        record = self._encode_record()
-        files = self._write_files(changed)
+        if any(days.changed != changed for days in others):
+            return None  # another writer has put rows into the days of some
+        record = self.encode_record()
+        written = [days.write_files(changed) for days in together]
+        files = {day: [f for part in written for f in part.get(day, ())] for day in changed}
         if plan.request.merge and changed:
             version = writer.merge(files, changed, record, plan.ledger)
         else:
-            version = writer.commit(files, changed, record, plan.ledger)
+            records = [PartRecord(days.encode_record(), days.plan.ledger) for days in others]
+            version = writer.commit(files, changed, record, plan.ledger, records)
             if version is not None:
-                for day in changed:
-                    self.files.pop(day, None)  # the table has them now
-        return None if version is None else CommittedDays(self, version, frozenset(changed))
+                for days in together:
+                    for day in changed:
+                        days.files.pop(day, None)  # the table has them now
+        if version is None:
+            return None
+        return [CommittedDays(days, version, frozenset(changed)) for days in together]
 
-    def _encode_record(self) -> dict[str, Any]:
+    def encode_record(self) -> dict[str, Any]:
         """Encode the record of the commit of the days that passed."""
         plan, computed, reasons = self.plan, self.computed, self.reasons
         published = records.to_published_days(
@@ -345,7 +402,7 @@ class AuditedDays:
             notes,
         )
 
-    def _write_files(self, days: Sequence[date]) -> DataFiles:
+    def write_files(self, days: Sequence[date]) -> DataFiles:
         """Write the data files of days once, and return them; files that exist are reused.
 
         Raises:

@@ -62,7 +62,7 @@ class Destination:
 
     def deliver(
         self, publisher: "Publisher", candidates: Sequence[types.Candidate]
-    ) -> Iterator[tuple[types.Candidate, list[types.DayResult]]]:
+    ) -> Iterator[types.Delivery]:
         """Publish the days of candidates; see `publish_candidates`."""
         yield from publish_candidates(candidates)
 

@@ -285,6 +285,10 @@ class DayResult:
         return self.version is not None and self.outcome is not Outcome.IDENTICAL
 
 
+#: Candidates that a commit covers, each with the result of each day.
+Delivery = Sequence[tuple[Candidate, list[DayResult]]]
+
+
 def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict:
     """The verdict on a day, from its record."""
     entries = {

@@ -30,7 +30,7 @@ from backfill_assets.deployment import ENGINE_KEY, IO_MANAGER_KEY, Deployment
 from backfill_assets.publish.adopt import ClonedDays, Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
-from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
+from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Delivery, Outcome
 from backfill_assets.staleness.snapshot import Snapshot, SwitchedLedger, input_digests
 from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
@@ -67,13 +67,12 @@ class TargetDestination(Destination):
         """The production table's folder: a clone's data files are written there."""
         return self.deployment.table_url(table.name)
 
-    def deliver(
-        self, publisher: Publisher, candidates: Sequence[Candidate]
-    ) -> Iterator[tuple[Candidate, list[DayResult]]]:
+    def deliver(self, publisher: Publisher, candidates: Sequence[Candidate]) -> Iterator[Delivery]:
         """Publish as in any run, and keep the results."""
-        for candidate, results in super().deliver(publisher, candidates):
-            self.results.extend((candidate.plan.table, result) for result in results)
-            yield candidate, results
+        for delivery in super().deliver(publisher, candidates):
+            for candidate, results in delivery:
+                self.results.extend((candidate.plan.table, result) for result in results)
+            yield delivery
 
 
 class StageResult(NamedTuple):

@@ -199,7 +199,7 @@ def _build_switch_job(deployment: Deployment, code: Code) -> dg.JobDefinition:
                 publisher, deployment, code, config.target, run.run_id, tags, only
             ):
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
-                for events in publisher.events(context.instance, table, results):
+                for events in publisher.events(context.instance, [(table, results)]):
                     yield from events
                 publisher.report_commits(context, run, table, results)
         except ValueError as error:
@@ -233,7 +233,7 @@ def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
                 publisher, deployment, context.instance, names, context.run.run_id, tags, days, part
             ):
                 context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
-                for events in publisher.events(context.instance, table, day_results):
+                for events in publisher.events(context.instance, [(table, day_results)]):
                     yield from events
                 publisher.report_commits(context, context.run, table, day_results)
         except ValueError as error:

@@ -188,7 +188,7 @@ def test_events(snapshot):
     took = task_metadata(TaskTimes(1, (1.0,)))
     io_manager, day_results = io_manager_of(defs), [*make_done_days()]
     with dg.DagsterInstance.ephemeral() as instance:
-        lists = io_manager.events(instance, FACT, day_results, took)
+        lists = io_manager.events(instance, [(FACT, day_results)], took)
         events = [event for events in lists for event in events]
     events += automation._evaluate_checks(Deployment(load_settings(**SETTINGS)), make_snapshot())
     lines = {line for event in events for line in event_lines(event)}

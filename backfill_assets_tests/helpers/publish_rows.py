@@ -97,7 +97,7 @@ def publish_days(
         plan = publisher.plan_days(request, table, snapshot, [])
         computed = build(plan.days) if plan.reasons else None
         try:
-            ((_, results),) = publish_candidates([Candidate(plan, computed)])
+            (((_, results),),) = publish_candidates([Candidate(plan, computed)])
             return results
         except CommitRaceError:
             continue
