@@ -43,11 +43,11 @@ def write_commit(root: Path, table: str, *, made_of: Path | None = None, ours: b
     """The next commit of a table, with the record that the pipeline would give it."""
     log = root / "data/warehouse" / table / "_delta_log"
     log.mkdir(parents=True, exist_ok=True)
-    record: dict = {"run_id": "r", "asset": table}
+    record: dict = {"run_id": "r", "asset": table, "details": {}}
     if made_of:
         digest = hashlib.sha256(made_of.read_bytes()).hexdigest()[:32]
         files = {f"{made_of.parent.name}/{made_of.name}": [1, 0, digest]}
-        record["landing"] = {str(date(2024, 1, 1)): {"files": files}}
+        record["details"]["landing"] = {str(date(2024, 1, 1)): {"files": files}}
     info = {"operation": "WRITE"} | ({"userMetadata": json.dumps(record)} if ours else {})
     actions = [{"commitInfo": info}, {"add": {"path": "a.parquet", "dataChange": True}}]
     version = len([*log.glob("*.json")])

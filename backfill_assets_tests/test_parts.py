@@ -811,7 +811,7 @@ def commit_part(url: Path, part: str, *numbers: int) -> None:
     commit_rows(url, [(n, part) for n in numbers], metadata)
 
 
-def test_a_commit_is_of_one_part(tmp_path):
+def test_a_commit_of_one_part(tmp_path):
     """Its days, rows and record are those of this part, and of no other."""
     url = tmp_path / "region_orders"
     commit_part(url, "eu", 1, 2)

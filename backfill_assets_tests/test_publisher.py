@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Annotated, Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import msgspec
 import pyspark.sql.types as T
@@ -834,8 +834,15 @@ def test_no_day_is_built_upon_one_on_hold(held, expected):
 # --- what becomes of a candidate ------------------------------------------------------------------
 
 
+#: In place of a failure: the parts are to be committed each by itself.
+APART = PublishError("apart")
+
+
 def publish_parts(
-    monkeypatch, *commits: Exception | None, changed: Mapping[str, Sequence[date]] | None = None
+    monkeypatch,
+    *commits: Exception | None,
+    changed: Mapping[str, Sequence[date]] | None = None,
+    urls: Mapping[str, str] | None = None,
 ) -> tuple[list[list[str]], dict[str, Mock], list[bool]]:
     """Publish three parts, whose commits may fail.
 
@@ -851,15 +858,21 @@ def publish_parts(
             files=dict.fromkeys((changed or own_day)[part]),
             verdicts=[day(1)],
             passed=[day(1)],
-            plan=Mock(request=Mock(merge=False)),
+            plan=Mock(
+                request=Mock(merge=False),
+                ledger=Mock(retirement_commit=None),
+                writer=Mock(url=(urls or {}).get(part, "/t")),
+            ),
         )
         for part in plans
     }
     outcomes, followed = iter(commits), list[bool]()
 
-    def publish_days(days: Sequence[Mock], *, follows: bool) -> Sequence[Mock]:
+    def publish_days(days: Sequence[Mock], *, follows: bool) -> Sequence[Mock] | None:
         followed.append(follows)
         if failure := next(outcomes):
+            if failure is APART:
+                return None
             raise failure
         return days
 
@@ -880,6 +893,66 @@ def test_parts_whose_same_days_changed_are_committed_together(monkeypatch):
     published, _, followed = publish_parts(monkeypatch, None, None, changed=changed)
     assert published == [["eu", "apac"], ["us"]]
     assert followed == [False, True]
+
+
+def test_parts_that_cannot_share_a_commit_any_more_are_committed_apart(monkeypatch):
+    """As another run has published days of one, or another writer has put rows into some."""
+    changed = {part: [day(1)] for part in ("eu", "us", "apac")}
+    lost = CommitRaceError("us is not as planned")
+    published, parts, _ = publish_parts(monkeypatch, APART, None, lost, changed=changed)
+    assert published == [["eu"]]
+    assert [name for name, part in parts.items() if part.remove_files.called] == ["apac"]
+
+
+def audited_days(*, holds: bool = True, changed: Sequence[date] = (), **commits: Any) -> Mock:
+    """Audited days of a part, of which one passed."""
+    days = Mock(passed=[day(1)], changed=[*changed], commit_once=Mock(**commits))
+    days.with_current_ledger.return_value = days if holds else None
+    return days
+
+
+def test_a_commit_of_parts_is_tried_again_as_long_as_all_are_as_planned(monkeypatch):
+    monkeypatch.setattr(publication, "race_attempts", lambda: range(3))
+    committed = [Mock(), Mock()]
+    eu, us = audited_days(side_effect=[None, committed]), audited_days()
+    assert publication._publish_days([eu, us], follows=False) is committed
+    assert eu.commit_once.call_args_list == [call([us])] * 2
+    assert eu.remove_files.called
+    assert us.remove_files.called
+
+
+@pytest.mark.parametrize(
+    "us",
+    [
+        audited_days(holds=False),
+        audited_days(changed=days(1)),
+        Mock(with_current_ledger=Mock(side_effect=PublishError("other code"))),
+    ],
+    ids=["published by another run", "written by others", "other code"],
+)
+def test_parts_are_left_to_each_if_one_is_not_as_planned(monkeypatch, us):
+    """Their files stay, for the commits of each."""
+    monkeypatch.setattr(publication, "race_attempts", lambda: range(3))
+    eu = audited_days(return_value=None)
+    assert publication._publish_days([eu, us], follows=False) is None
+    assert eu.commit_once.call_count == 1
+    assert not eu.remove_files.called
+    assert not us.remove_files.called
+
+
+def test_days_alone_that_are_not_as_planned_are_computed_anew(monkeypatch):
+    monkeypatch.setattr(publication, "race_attempts", lambda: range(3))
+    eu = audited_days(holds=False, return_value=None)
+    with pytest.raises(CommitRaceError):
+        publication._publish_days([eu], follows=False)
+    assert eu.remove_files.called
+
+
+def test_parts_in_clones_of_a_target_are_committed_apart(monkeypatch):
+    changed = {part: [day(1)] for part in ("eu", "us", "apac")}
+    urls = {part: f"/targets/{part}" for part in changed}
+    published, _, _ = publish_parts(monkeypatch, None, None, None, changed=changed, urls=urls)
+    assert published == [["eu"], ["us"], ["apac"]]
 
 
 def test_the_records_of_a_commit_have_a_limit(monkeypatch):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_ranges, to_windows
 from backfill_assets.delta import ledger_reader
+from backfill_assets.delta.commit_log import changed_files
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import (
@@ -30,7 +31,6 @@ from backfill_assets.delta.records import (
     ExternalCommit,
     Provenance,
     PublishedDay,
-    changes_rows,
     commit_time,
     days_by_reason,
     decode_commit,
@@ -790,13 +790,13 @@ def test_the_days_of_another_writer_are_those_of_its_files(actions, days_of_file
 )
 def test_a_commit_that_changes_neither_rows_nor_columns_has_no_line(actions):
     assert encode_actions(*actions) is None
-    assert not changes_rows("\n".join(map(json.dumps, actions)).encode())
+    assert not any(changed_files(json.dumps(action).encode() for action in actions))
 
 
 @pytest.mark.parametrize("action", [added(1), removed("f"), {"remove": {"path": "f"}}])
 def test_an_added_or_removed_file_changes_rows_unless_it_says_otherwise(action):
-    assert changes_rows(json.dumps(action).encode())
-    assert changes_rows("\n".join(map(json.dumps, [added(2, dataChange=False), action])).encode())
+    lines = [json.dumps(line).encode() for line in (added(2, dataChange=False), action)]
+    assert len([*changed_files(lines)]) == 1
 
 
 def columns_action(*names: str) -> dict[str, Any]:

@@ -317,7 +317,8 @@ class _TableUndo:
         if committed is None:
             audited.remove_files()
             return None
-        return [*committed[0].results()]
+        (restored,) = committed
+        return [*restored.results()]
 
     def find_problems(self) -> list[str]:
         """Why the old rows cannot be put back: messages that name the days."""

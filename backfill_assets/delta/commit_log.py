@@ -11,7 +11,7 @@ names data files by absolute paths; new data files are written into the folder o
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -220,6 +220,14 @@ class CachedCommitLog(CommitLog):
         # A reader without write access has no cache.
         with suppress(OSError, NotImplementedError):
             replace_file(self._cache_folder, _CACHE_FILE, content)
+
+
+def changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The files that the lines of a commit add or remove; none if it changed no row (OPTIMIZE)."""
+    for action in map(json.loads, lines):
+        for kind in ("add", "remove"):
+            if kind in action and action[kind].get("dataChange", True):
+                yield action[kind]
 
 
 _THREADS = 16

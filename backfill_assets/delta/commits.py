@@ -209,7 +209,7 @@ class Writer:
             others: of other parts of the table whose days are replaced as well.
 
         Returns:
-            The new version; None if another commit came after one of the ledgers.
+            The new version; None if another commit came after one of the ledgers, or between them.
 
         Raises:
             PublishError: the commit failed; the table is unchanged.
@@ -219,12 +219,11 @@ class Writer:
         if current is None:
             return None
         try:
-            full_metadata = _commit_metadata(metadata, days, current)
+            full_metadata = _commit_metadata(metadata, days, [current, *ledgers[1:]])
             if others:
+                common = {name: full_metadata[name] for name in ("days", "commit_id")}
                 full_metadata["other_parts"] = [
-                    _commit_metadata(other.metadata, days, other.since)
-                    | {"commit_id": full_metadata["commit_id"], "part": other.since.table.part}
-                    for other in others
+                    {**other.metadata, **common, "part": other.since.table.part} for other in others
                 ]
             return self.commit_files(files, days, full_metadata, current)
         except (DeltaError, OSError) as error:
@@ -324,7 +323,7 @@ class Writer:
         current = self._prepare_table([since], days)
         if current is None:
             return None
-        full_metadata = _commit_metadata(metadata, days, current)
+        full_metadata = _commit_metadata(metadata, days, [current])
         # Delta skips a write whose transaction number is not above the last one: so the commit
         # fails if one of ours came in between. The last number is taken from the snapshot of the
         # ledger, as records may be missing.
@@ -430,11 +429,12 @@ class Writer:
 
 
 def _commit_metadata(
-    metadata: Mapping[str, Any], days: Sequence[date], since: Ledger
+    metadata: Mapping[str, Any], days: Sequence[date], ledgers: Sequence[Ledger]
 ) -> dict[str, Any]:
     """The record of a commit; the first one by a code version tells what that is made of."""
     version = metadata["code_version"]
-    parts = {} if version in since.code_parts else parts_of_version(version)
+    is_known = all(version in ledger.code_parts for ledger in ledgers)
+    parts = {} if is_known else parts_of_version(version)
     return {
         **metadata,
         "days": [str(w) for w in partitions.to_windows(days)],

@@ -21,12 +21,12 @@ from backfill_assets.delta.commit_log import (
     CachedCommitLog,
     CommitLines,
     CommitLog,
+    changed_files,
 )
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (
     ExternalCommit,
-    changes_rows,
     commit_time,
     decode_commit,
     decode_version,
@@ -82,7 +82,9 @@ def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
         return UnpartitionedState(url)
     version, commits = log.version(), CommitLog(url)
     last_change = version
-    while (text := commits.read_commit(last_change)) is not None and not changes_rows(text):
+    while (text := commits.read_commit(last_change)) is not None and not any(
+        changed_files(text.splitlines())
+    ):
         last_change -= 1
     # A table that is created again starts with version 0 again, so include its id.
     content = f"version {last_change} of {log.metadata().id}"

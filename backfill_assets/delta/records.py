@@ -3,7 +3,7 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -13,6 +13,7 @@ import msgspec
 
 from backfill_assets.audit.verdicts import DayContent, DayMetrics, Severity, Verdict
 from backfill_assets.calendar.partitions import PART_MARK, Window, from_ranges, to_ranges
+from backfill_assets.delta.commit_log import changed_files
 from backfill_assets.tables.table import Table
 
 
@@ -409,7 +410,11 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def by_part(self) -> "dict[str, _EncodedRecord]":
         """The records of the commit; the part of a table without parts is empty."""
-        return {record.part: record for record in (self, *self.other_parts)}
+        others = (
+            msgspec.structs.replace(record, code_parts=self.code_parts)
+            for record in self.other_parts
+        )
+        return {record.part: record for record in (self, *others)}
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -501,7 +506,7 @@ def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
     encoded = _own_metadata(info.get("userMetadata"))
     days: list[str | None] = []
     if encoded is None:
-        days = [_file_partition(file, table.partition_columns) for file in _changed_files(lines)]
+        days = [_file_partition(file, table.partition_columns) for file in changed_files(lines)]
     columns = _new_columns(lines)
     if encoded is None and not days and not columns:
         return None
@@ -516,18 +521,6 @@ def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
         columns,
     )
     return json.dumps(msgspec.to_builtins(summary), separators=(",", ":")).encode()
-
-
-def changes_rows(text: bytes) -> bool:
-    """Whether a commit changed rows (OPTIMIZE does not)."""
-    return any(True for _ in _changed_files(text.splitlines()))
-
-
-def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    for action in map(json.loads, lines):
-        for kind in ("add", "remove"):
-            if kind in action and action[kind].get("dataChange", True):
-                yield action[kind]
 
 
 def _file_partition(file: Mapping[str, Any], columns: Sequence[str]) -> str | None:

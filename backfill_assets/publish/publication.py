@@ -1,4 +1,4 @@
-"""The publication of a candidate: audit its days, then make one commit of those that pass.
+"""The publication of candidates: audit their days, then make one commit of those that pass.
 
 Every row that a run computes or an undo restores passes through `audit_days` and
 `AuditedDays.commit_once`.
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from deltalake.transaction import AddAction
@@ -36,6 +36,7 @@ from backfill_assets.delta.commits import PartRecord, PublishError
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.delta_rs import race_attempts
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import CommitDetails
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.staleness.assess import refuse_other_code
@@ -65,54 +66,79 @@ def publish_candidates(candidates: Sequence[types.Candidate]) -> Iterator[types.
     if len(audited) > 1:
         _write_together([*audited.values()])
     by_part = {candidate.plan.table.part: candidate for candidate in candidates}
-    if skipped := [candidate for part, candidate in by_part.items() if part not in audited]:
-        yield [(candidate, list_results(candidate.plan)) for candidate in skipped]
     failure: PublishError | None = None
     waiting = _group_by_commit(audited)
-    is_first = True
+    follows = False
     try:
+        if skipped := [candidate for part, candidate in by_part.items() if part not in audited]:
+            yield [(candidate, list_results(candidate.plan)) for candidate in skipped]
         while waiting:
             parts = waiting.pop(0)
             try:
-                committed = _publish_days([audited[part] for part in parts], follows=not is_first)
+                committed = _publish_days([audited[part] for part in parts], follows=follows)
             except types.CommitRaceError:
                 raise
             except PublishError as error:
                 failure = failure or error
                 continue
             finally:
-                is_first = False
+                follows = True
+            if committed is None:
+                waiting[:0] = [[part] for part in parts]
+                continue
             yield [
                 (by_part[part], list_results(by_part[part].plan, days))
                 for part, days in zip(parts, committed, strict=True)
             ]
     finally:
         for parts in waiting:  # written with the others, and not committed any more
-            for part in parts:
-                audited[part].remove_files()
+            _remove_files([audited[part] for part in parts])
     if failure is not None:
         raise failure
 
 
 #: Days of parts in a commit. Their records are one text in it, which a JSON parser may limit.
-_CELLS_PER_COMMIT = 2000
+_CELLS_PER_COMMIT = 1000
+
+
+class _CommitKey(NamedTuple):
+    """What parts have in common that a commit covers, or the part that has one of its own.
+
+    Attributes:
+        url: of the table. In a target, each part has a clone of its own.
+        changed: the days whose rows have changed.
+        passed: whether any day passed.
+    """
+
+    url: str
+    changed: Sequence[date]
+    passed: bool
+    part: str
 
 
 def _group_by_commit(audited: "Mapping[str, AuditedDays]") -> list[list[str]]:
     """Group parts that one commit can cover: it replaces the same days of each.
 
-    A part whose rows were not written with those of the others is committed by itself.
+    A part that is retired, or whose rows were not written with those of the others, is committed by
+    itself.
     """
-    groups = defaultdict[Any, list[str]](list)
+    groups = defaultdict[_CommitKey, list[str]](list)
     for part, days in audited.items():
-        changed = days.changed
-        is_ready = days.files.keys() >= {*changed} and not days.plan.request.merge
-        groups[(*changed, bool(days.passed)) if is_ready else part].append(part)
+        changed, plan = days.changed, days.plan
+        can_share = (
+            days.files.keys() >= {*changed}
+            and not plan.request.merge
+            and plan.ledger.retirement_commit is None
+        )
+        key = _CommitKey(plan.writer.url, (*changed,), bool(days.passed), "" if can_share else part)
+        groups[key].append(part)
     size = max(1, _CELLS_PER_COMMIT // max((len(d.verdicts) for d in audited.values()), default=1))
     return [parts[n : n + size] for parts in groups.values() for n in range(0, len(parts), size)]
 
 
-def _publish_days(audited: "Sequence[AuditedDays]", *, follows: bool) -> "list[CommittedDays]":
+def _publish_days(
+    audited: "Sequence[AuditedDays]", *, follows: bool
+) -> "list[CommittedDays] | None":
     """Commit the days that passed, of a table or of parts of one, in one commit.
 
     If another commit comes first, it is tried again, as long as the days are as planned.
@@ -121,20 +147,26 @@ def _publish_days(audited: "Sequence[AuditedDays]", *, follows: bool) -> "list[C
         audited: the days, by part; the same days of each have changed.
         follows: whether other parts of the table were committed since the days were planned.
 
+    Returns:
+        The committed days; None if the parts are to be committed each by itself.
+
     Raises:
         CommitRaceError: another commit changed the days first; nothing was committed.
         PublishError: the commit failed.
     """
     current = _with_current_ledgers(audited) if follows else audited
     for _ in race_attempts():
-        if not current:
+        if current is None:
             break
-        committed = current[0].commit_once(current[1:])
-        if committed:
+        first, *others = current
+        committed = first.commit_once(others)
+        if committed is not None:
             _remove_files(audited)
             return committed
         current = _with_current_ledgers(audited)
-        _log.info("%s: another run was first, trying again", audited[0].plan.table.name)
+        _log.info("%s: another run was first, trying again", first.plan.table.name)
+    if len(audited) > 1:
+        return None
     _remove_files(audited)
     plan = audited[0].plan
     raise types.CommitRaceError(
@@ -143,21 +175,26 @@ def _publish_days(audited: "Sequence[AuditedDays]", *, follows: bool) -> "list[C
     )
 
 
-def _with_current_ledgers(audited: "Sequence[AuditedDays]") -> "Sequence[AuditedDays]":
-    """Return the days with the current ledgers of their parts; none if any are not as planned.
+def _with_current_ledgers(audited: "Sequence[AuditedDays]") -> "Sequence[AuditedDays] | None":
+    """Return the days with the current ledgers of their parts; None if one is not as planned.
+
+    The same days of each must have changed: another writer may have put rows into those of some.
 
     Raises:
-        PublishError: code that is not that of the backfill would publish them.
+        PublishError: code that is not that of the backfill would publish days without parts.
     """
     if not audited[0].passed:
         return audited
     try:
         current = [days.with_current_ledger() for days in audited]
     except PublishError:
+        if len(audited) > 1:
+            return None
         _remove_files(audited)
         raise
-    known = [days for days in current if days]
-    return known if len(known) == len(current) else []
+    planned = [days for days in current if days]
+    is_alike = len({(*days.changed,) for days in planned}) == 1
+    return planned if len(planned) == len(audited) and is_alike else None
 
 
 def _remove_files(audited: "Sequence[AuditedDays]") -> None:
@@ -291,6 +328,7 @@ class AuditedDays:
             only as the day before had changed.
         histograms: by day, of the columns that are watched for drift.
         files: by day, data files that are written but not committed.
+        log_details: of a log, what its commit tells, by the number of commits before it.
     """
 
     plan: types.ComputePlan
@@ -301,6 +339,7 @@ class AuditedDays:
     identical: Collection[date] = ()
     histograms: Mapping[date, Histograms] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
+    log_details: dict[tuple[int, int], CommitDetails] = field(default_factory=dict)
 
     def by_plan(self, plan: types.ComputePlan, computed: types.ComputedDays) -> "AuditedDays":
         """The same rows, with the inputs, provenance and files of a later plan of the same days."""
@@ -310,6 +349,7 @@ class AuditedDays:
             computed=replace(computed, numbers=self.computed.numbers),
             input_digests={day: plan.input_digests[day] for day in plan.days},
             files={},
+            log_details={},
         )
 
     @property
@@ -357,8 +397,6 @@ class AuditedDays:
         if not self.passed:
             return [CommittedDays(days) for days in together]
         changed = self.changed
-        if any(days.changed != changed for days in others):
-            return None  # another writer has put rows into the days of some
         record = self.encode_record()
         written = [days.write_files(changed) for days in together]
         files = {day: [f for part in written for f in part.get(day, ())] for day in changed}
@@ -387,9 +425,13 @@ class AuditedDays:
         )
         notes = computed.notes.of_days(published)
         if computed.log_change:
-            verdicts = [self.verdicts[day] for day in reasons]
-            details = computed.log_change.details_for(plan.published, verdicts)
-            notes = replace(notes, details=details)
+            ledger = plan.ledger  # commits of other parts change nothing of this one
+            state = len(ledger.records), len(ledger.external_commits)
+            if state not in self.log_details:
+                verdicts = [self.verdicts[day] for day in reasons]
+                details = computed.log_change.details_for(plan.published, verdicts)
+                self.log_details[state] = details
+            notes = replace(notes, details=self.log_details[state])
         if spreads := {day: bins for day, bins in self.histograms.items() if day in published}:
             notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
         return records.encode_published(

@@ -285,7 +285,7 @@ class DayResult:
         return self.version is not None and self.outcome is not Outcome.IDENTICAL
 
 
-#: Candidates that a commit covers, each with the result of each day.
+#: Candidates that are published together, each with the result of each day.
 Delivery = Sequence[tuple[Candidate, list[DayResult]]]
 
 

@@ -87,7 +87,10 @@ def _commit_problem(commit: Path, digests: set[str]) -> str:
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
         records = [json.loads(info["userMetadata"]) for info in infos if "userMetadata" in info]
         manifests = [
-            manifest for record in records for manifest in record.get("landing", {}).values()
+            manifest
+            for record in records
+            for of_part in (record, *record.get("other_parts", ()))
+            for manifest in of_part["details"].get("landing", {}).values()
         ]
         files = {
             name: file[-1]
