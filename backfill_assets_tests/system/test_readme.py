@@ -332,26 +332,9 @@ def python_blocks(published) -> list[str]:
     return run_python_blocks(published, "docs/tables.md")
 
 
-def test_python_blocks_are_on_two_pages(python_blocks):
+def test_python_blocks_are_on_one_page(python_blocks):
     assert len(python_blocks) == 2
-    assert runnable_blocks("python") == [
-        *code_blocks("docs/guide/lead.md", "python"),
-        *code_blocks("docs/tables.md", "python"),
-    ]
-
-
-def test_the_share_that_a_window_takes_in(published):
-    (output,) = run_python_blocks(published, "docs/guide/lead.md")
-    rows = [line.split() for line in output.splitlines()[2:]]
-    shares = [[float(share) for share in values] for _, *values in rows]
-    assert [int(delay) for delay, *_ in rows] == sorted({int(delay) for delay, *_ in rows})
-    assert shares == sorted(shares)
-    assert shares[-1] == [1.0, 1.0]
-    # The sample has lines beyond the window of seven days, and few of them.
-    assert all(
-        0.9 < share < 1 for delay, *values in rows if delay == "7" for share in map(float, values)
-    )
-    assert len(rows) > 8
+    assert runnable_blocks("python") == code_blocks("docs/tables.md", "python")
 
 
 def test_reading_all_facts(published, python_blocks):
