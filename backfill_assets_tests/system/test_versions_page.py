@@ -1,4 +1,4 @@
-"""The page on versions side by side is followed command by command."""
+"""Two versions side by side, as their page has it: followed command by command."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from backfill_assets_tests.helpers.pipeline import Pipeline, order
 
 BOTH = "backfill_assets_guide.examples.customers.two_versions:TABLES"
 RETIRED = "backfill_assets_tests.retired_features:TABLES"
-STEPS = [text for text in code_blocks("docs/versions.md", "text") if text.startswith("$ ")]
-(QUERY,) = (
-    query for query in code_blocks("docs/versions.md", "text") if query.startswith("SELECT")
-)
+STEPS = [
+    text
+    for text in code_blocks("docs/shadow.md", "text")
+    # The others are steps of a target.
+    if text.startswith("$ ") and "features" in text.splitlines()[0]
+]
+(QUERY,) = code_blocks("docs/shadow.md", "sql")
 MADE = ("features_v2", "training_daily_v2")
 READ = ("raw_orders", "stg_orders", "fact_daily_orders")
 
