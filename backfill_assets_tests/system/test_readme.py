@@ -55,6 +55,7 @@ RUN_ELSEWHERE = {
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_diff.py",
     ("docs/runbook.md", "yaml"): "test_cli_backfills.py",
+    ("docs/schema-changes.md", "python"): "test_migrations.py",
     ("docs/settings.md", "yaml"): "test_component.py",
     ("docs/shadow.md", "python"): "system/test_shadow_page.py",
     ("docs/shadow.md", "sql"): "system/test_versions_page.py",
