@@ -430,7 +430,7 @@ def test_every_alert_and_every_state_is_explained():
 
 def test_every_verdict_is_explained():
     for severity in Severity:
-        assert f"\n| `{severity.value}` |" in PAGES["docs/audit.md"]
+        assert f"\n- `{severity.value}`: " in PAGES["docs/audit.md"]
 
 
 def test_every_table_and_column_is_explained():
