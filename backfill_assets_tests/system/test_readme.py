@@ -58,7 +58,6 @@ RUN_ELSEWHERE = {
     ("docs/schema-changes.md", "python"): "test_migrations.py",
     ("docs/settings.md", "yaml"): "test_component.py",
     ("docs/shadow.md", "python"): "system/test_shadow_page.py",
-    ("docs/shadow.md", "sql"): "system/test_versions_page.py",
     ("docs/regions.md", "python"): "test_parts.py",
     ("docs/training-sets.md", "python"): "test_examples.py",
     ("docs/your-project.md", "bash"): "system/test_dbt.py",
