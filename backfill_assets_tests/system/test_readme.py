@@ -49,13 +49,15 @@ RUN_ELSEWHERE = {
     ("docs/guide/exercises.md", "bash"): "system/test_exercises.py",
     ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
+    ("docs/monitoring.md", "yaml"): "test_metrics.py",
     ("docs/neighbours.md", "python"): "test_examples.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_diff.py",
-    ("docs/reconciliation.md", "sql"): "test_diff.py",
     ("docs/runbook.md", "yaml"): "test_cli_backfills.py",
+    ("docs/schema-changes.md", "python"): "test_migrations.py",
     ("docs/settings.md", "yaml"): "test_component.py",
+    ("docs/shadow.md", "python"): "system/test_shadow_page.py",
     ("docs/regions.md", "python"): "test_parts.py",
     ("docs/training-sets.md", "python"): "test_examples.py",
     ("docs/your-project.md", "bash"): "system/test_dbt.py",
@@ -410,7 +412,7 @@ def test_every_alert_and_every_state_is_explained():
 
 def test_every_verdict_is_explained():
     for severity in Severity:
-        assert f"\n| `{severity.value}` |" in PAGES["docs/audit.md"]
+        assert f"\n- `{severity.value}`: " in PAGES["docs/audit.md"]
 
 
 def test_every_table_and_column_is_explained():
