@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +34,7 @@ from backfill_assets_tests.helpers.docs_pages import (
     code_blocks,
     split_sections,
 )
-from backfill_assets_tests.helpers.docs_site import site_in
+from backfill_assets_tests.helpers.docs_site import load_hooks, site_in
 from backfill_assets_tests.helpers.paths import BIN, PROJECT, VALIDATE_COMMAND
 from backfill_assets_tests.helpers.reader import Reader, reader_environment
 
@@ -416,9 +417,9 @@ def test_every_verdict_is_explained():
 
 
 def test_every_table_and_column_is_explained():
-    sections = re.split(
-        r"^### ", PAGES["docs/tables.md"].partition("## The columns")[2], flags=re.M
-    )
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tables.md"))
+    text = load_hooks().on_page_markdown(PAGES["docs/tables.md"], page)
+    sections = re.split(r"^### ", text.partition("## The columns")[2], flags=re.M)
     columns_by_table = {
         name: re.findall(r"^- `(\w+)` (\S+?)(, may be null)?: (.+)$", section, re.MULTILINE)
         for section in sections[1:]
