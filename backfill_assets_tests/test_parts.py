@@ -1096,7 +1096,7 @@ def test_a_link_of_a_part_that_leads_out_of_the_landing_is_refused(tmp_path):
 
 
 def test_the_tables_of_the_page():
-    block, hours = code_blocks("docs/regions.md", "python")
+    *_, block, hours = code_blocks("docs/regions.md", "python")
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(block, "docs/regions.md", "exec"), namespace)
     graph = load_graph(DEPLOYMENT.settings, namespace["TABLES"])

@@ -49,7 +49,6 @@ RUN_ELSEWHERE = {
     ("docs/guide/exercises.md", "bash"): "system/test_exercises.py",
     ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
-    ("docs/neighbours.md", "python"): "test_examples.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_diff.py",
