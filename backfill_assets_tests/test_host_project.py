@@ -63,11 +63,10 @@ def repository() -> dg.RepositoryDefinition:
 def test_the_page_shows_the_example():
     """Each block is the end of a file of the project, or of its sources."""
     folder = Path(host_project.__file__).parent
-    definitions, _, _, models, plugin = code_blocks("docs/your-project.md", "python")
+    definitions, _, _, models = code_blocks("docs/your-project.md", "python")
     blocks = {
         "definitions.py": definitions,
         "with_dbt.py": models,
-        "dbt_plugin.py": plugin,
         "dbt/models/clicks_per_user.sql": code_blocks("docs/your-project.md", "sql")[0],
     }
     for name, block in blocks.items():
