@@ -59,7 +59,6 @@ RUN_ELSEWHERE = {
     ("docs/training-sets.md", "python"): "test_examples.py",
     ("docs/your-project.md", "bash"): "system/test_dbt.py",
     ("docs/your-project.md", "python"): "test_host_project.py",
-    ("docs/your-project.md", "sql"): "test_host_project.py",
     ("docs/your-project.md", "yaml"): "test_host_project.py",
 }
 
