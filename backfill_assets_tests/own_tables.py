@@ -14,13 +14,12 @@ from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 _HOME = tempfile.TemporaryDirectory()
 _BLOCKS = code_blocks("docs/own-tables.md", "python")
-_first, _partials, ITEMS, _held, _state, _whole, REFRESH, _known, _asset = _BLOCKS
+_first, _partials, ITEMS, _held, _state, REFRESH, _known, _asset = _BLOCKS
 _MODULES = {
     "my_tables": _first,
     "my_partials": f"{_first}\n\n{_partials}",
     "my_rules": f"{_first}\n\n{_held}",
     "my_state": f"{_first}\n\n{_state}",
-    "my_countries": f"{_first}\n\n{_whole}",
     "my_known": f"{_first}\n\n{_known}",
     "my_asset": f"{_first}\n\n{_asset}",
 }
@@ -30,6 +29,4 @@ sys.path.append(_HOME.name)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", BetaWarning)  # of the backfill policy
     #: As it is first, and with each of what the page adds to it.
-    my_tables, my_partials, my_rules, my_state, my_countries, my_known, my_asset = map(
-        import_module, _MODULES
-    )
+    my_tables, my_partials, my_rules, my_state, my_known, my_asset = map(import_module, _MODULES)

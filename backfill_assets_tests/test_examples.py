@@ -25,7 +25,6 @@ LONGEST = 40
 #: What pages show of the modules of the customers.
 SHOWN = {
     "customers": code_blocks("docs/customers.md", "python"),
-    "regions": code_blocks("docs/regions.md", "python")[:2],
     "training-sets": code_blocks("docs/training-sets.md", "python"),
 }
 

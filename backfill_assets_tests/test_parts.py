@@ -1096,7 +1096,7 @@ def test_a_link_of_a_part_that_leads_out_of_the_landing_is_refused(tmp_path):
 
 
 def test_the_tables_of_the_page():
-    *_, block, hours = code_blocks("docs/regions.md", "python")
+    block, hours = code_blocks("docs/regions.md", "python")
     imports, *_ = code_blocks("docs/own-tables.md", "python")[0].partition("\n\n\nclass ")
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(f"{imports}\n{block}", "docs/regions.md", "exec"), namespace)
