@@ -20,7 +20,7 @@ class CountrySpend(pa.DataFrameModel):
     run_date: T.DateType
     country: T.StringType
     orders: T.LongType = Field(ge=1)
-    spend: T.DecimalType(28, 2)
+    spend: T.DecimalType(28, 2)  # type: ignore[valid-type]
 
 
 @table(
