@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets import WEEK, Reads, Source, conserves_total, table
 from backfill_assets.orders.tables import FACT, ORDERS
+from backfill_assets_tests.country_tables import country_spend
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
-from backfill_assets_tests.own_tables import my_countries
 
 
 class Revenue(pa.DataFrameModel):
@@ -91,7 +91,7 @@ def taps_by_hour(taps: Annotated[DataFrame, Reads(TAPS.staged)]) -> DataFrame:
 #: By week; of a source by the hour; and these with one that reads a static reference table.
 WEEKS = [*ORDERS, weekly, weekly_again]
 HOURS = [TAPS, taps_by_hour]
-TABLES = [*WEEKS, *HOURS, my_countries.country_spend]
+TABLES = [*WEEKS, *HOURS, country_spend]
 
 
 class Taps(Pipeline):

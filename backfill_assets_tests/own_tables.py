@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from importlib import import_module
 from pathlib import Path
+
+from dagster import BetaWarning
 
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 _HOME = tempfile.TemporaryDirectory()
-_first, _partials, ITEMS, _whole, REFRESH, _known = code_blocks("docs/own-tables.md", "python")
-(Path(_HOME.name) / "my_tables.py").write_text(_first)
-(Path(_HOME.name) / "my_partials.py").write_text(f"{_first}\n\n{_partials}")
-(Path(_HOME.name) / "my_countries.py").write_text(f"{_first}\n\n{_whole}")
-(Path(_HOME.name) / "my_known.py").write_text(f"{_first}\n\n{_known}")
+_BLOCKS = code_blocks("docs/own-tables.md", "python")
+_first, _partials, ITEMS, _held, _state, REFRESH, _known, _asset = _BLOCKS
+_MODULES = {
+    "my_tables": _first,
+    "my_partials": f"{_first}\n\n{_partials}",
+    "my_rules": f"{_first}\n\n{_held}",
+    "my_state": f"{_first}\n\n{_state}",
+    "my_known": f"{_first}\n\n{_known}",
+    "my_asset": f"{_first}\n\n{_asset}",
+}
+for _name, _text in _MODULES.items():
+    (Path(_HOME.name) / f"{_name}.py").write_text(_text)
 sys.path.append(_HOME.name)
-#: As it is first, and with each of what the page adds to it.
-my_tables, my_partials, my_countries, my_known = map(
-    import_module, ("my_tables", "my_partials", "my_countries", "my_known")
-)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", BetaWarning)  # of the backfill policy
+    #: As it is first, and with each of what the page adds to it.
+    my_tables, my_partials, my_rules, my_state, my_known, my_asset = map(import_module, _MODULES)

@@ -62,20 +62,39 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.report import Report
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.day_sha256 import hash_day, sha256_of_days
+from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.pipeline import day, order
 
 EMPTY = sha256(b"").hexdigest()
-(PYTHON,) = code_blocks("docs/reconciliation.md", "python")
-(SQL,) = code_blocks("docs/reconciliation.md", "sql")
-_python: dict[str, Any] = {}
-exec(PYTHON, _python)
-#: The SHA-256 of days without Spark, as the page has it: (url, version, days) -> by day.
-independent = _python["independent"]
+#: The SHA-256 of days of `stg_orders`, by DuckDB; the first two statements are macros.
+SQL = r"""
+CREATE OR REPLACE MACRO field(x) AS coalesce(
+  replace(replace(replace(replace(
+      x::VARCHAR, '\', '\\'), chr(9), '\t'), chr(10), '\n'), chr(13), '\r'),
+  '\N');
+CREATE OR REPLACE MACRO float_field(x) AS coalesce(
+  CASE WHEN isnan(x) THEN 'nan' WHEN x = 0 THEN '0x0p+0' ELSE format('{:a}', x::DOUBLE) END,
+  '\N');
+
+WITH lines AS (
+  SELECT event_date, amount, sha256(concat_ws(chr(9),
+      field(event_date), field(order_id), field(customer_id), field(epoch_us(order_ts)),
+      field(amount), field(epoch_us(ingestion_ts)), field(log_date))) AS line
+  FROM read_parquet($files, hive_partitioning = true)),
+groups AS (
+  SELECT event_date, left(line, 2) AS first, count(*) AS rows, sum(amount) AS amount,
+      sha256(string_agg(line, chr(10) ORDER BY line)) AS hash
+  FROM lines GROUP BY event_date, first)
+SELECT event_date, sum(rows)::BIGINT AS rows, sum(amount) AS amount,
+    sha256(string_agg(hash, chr(10) ORDER BY first)) AS sha256
+FROM groups GROUP BY event_date ORDER BY event_date;
+"""
 
 
 def measure_by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]:
-    """What the page's SQL says of days of `stg_orders`: rows, amount and SHA-256."""
+    """What DuckDB says of days of `stg_orders`: rows, amount and SHA-256."""
     filters = [("event_date", "in", [str(d) for d in days])]
     files = DeltaTable(url, version=version).file_uris(file_pruning_predicate=filters)
     with duckdb.connect() as engine:
@@ -194,13 +213,26 @@ def measure_days(frame: DataFrame, table: Table) -> dict[date, DayContent]:
     return {d: found for (d,), found in _measure_groups(frame, table, table.partition).items()}
 
 
+def test_the_page_shows_how_a_day_is_hashed_without_spark(tmp_path, monkeypatch, capsys):
+    """By its rules: here are two rows of strings, a whole number and a decimal."""
+    (block,) = code_blocks("docs/reconciliation.md", "python")
+    publish_facts(tmp_path / "data", dict.fromkeys(JAN[:5], "ok"))
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    hashes = [sha256(f"2024-01-05\tc{n}\t1\t1.00".encode()).hexdigest() for n in range(2)]
+    assert len({digits[:2] for digits in hashes}) == 2
+    groups = [sha256(digits.encode()).hexdigest() for digits in sorted(hashes)]
+    expected = sha256("\n".join(groups).encode()).hexdigest()
+    assert capsys.readouterr().out == f"{{{JAN[4]!r}: {expected!r}}}\n"
+
+
 def test_other_engines_compute_the_same_sha256(spark, nasty):
     report = diff_table(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
     assert report.summary_line == "stg_orders: 3 identical"
     for version, side in ((0, "before"), (1, "after")):
         measured: dict[date, DayContent] = {d.day: getattr(d, side) for d in report.days}
         shas = {d: content.digest for d, content in measured.items()}
-        assert independent(nasty, version, DAYS) == shas
+        assert sha256_of_days(nasty, version, DAYS) == shas
         assert measure_by_duckdb(nasty, version, DAYS) == {
             d: (content.rows, content.totals["amount"], content.digest)
             for d, content in measured.items()
@@ -286,7 +318,9 @@ def test_arrays_and_other_tables(spark, tmp_path):
         frame = make_frame(table, [row, none], spark)
         write_version(frame, table, url)
         result = measure_days(frame, table)
-        assert {d: content.digest for d, content in result.items()} == independent(url, 0, [day(1)])
+        assert {d: content.digest for d, content in result.items()} == sha256_of_days(
+            url, 0, [day(1)]
+        )
 
 
 def kinds_of(table: Table) -> set[str]:
@@ -333,7 +367,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
     }
     write_deltalake(url, pyarrow.table(arrays), partition_by=["day"])
     (figures,) = measure_days(spark.read.format("delta").load(url), table).values()
-    assert {day(1): figures.digest} == independent(url, 0, [day(1)])
+    assert {day(1): figures.digest} == sha256_of_days(url, 0, [day(1)])
     with duckdb.connect() as engine:
         for macro in SQL.split(";\n")[:2]:
             engine.execute(macro)
@@ -342,7 +376,7 @@ def test_floating_point_numbers_have_one_text_in_all_engines(spark, tmp_path):
             "FROM read_parquet($files, hive_partitioning = true)",
             {"files": DeltaTable(url).file_uris()},
         ).fetchall()
-    assert _python["hashed_day"](line for (line,) in lines) == figures.digest
+    assert hash_day(line for (line,) in lines) == figures.digest
 
 
 def test_zeros_and_nans_are_the_same_rows_in_digest_and_diff(spark, tmp_path):
@@ -419,7 +453,7 @@ def test_every_type_of_a_model_has_its_text(spark, tmp_path):
     frame.write.format("delta").mode("append").save(url)
     stored = spark.read.format("delta").load(url)
     shas = {d: figures.digest for d, figures in measure_days(stored, table).items()}
-    assert shas == independent(url, DeltaTable(url).version(), days)
+    assert shas == sha256_of_days(url, DeltaTable(url).version(), days)
     texts = stored.select(*_text_columns(table).values()).collect()
     distinct = [len({*column}) for column in zip(*texts, strict=True)][1:]
     assert distinct == [len(values) for values in VALUES.values()]
@@ -953,4 +987,4 @@ def test_a_backfill(pipeline, spark):
     for name, table_report in reports.items():
         shas = {d.day: d.after.digest for d in table_report.days}
         url = pipeline.settings.table(name)
-        assert independent(url, ledgers[name].version, list(shas)) == shas
+        assert sha256_of_days(url, ledgers[name].version, list(shas)) == shas

@@ -117,5 +117,5 @@ def test_the_page_has_the_points_of_the_score():
         [HINT],
     )
     causes = PAGES["docs/guide/incident-room.md"].partition("\n## The outages\n")[2]
-    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", causes, re.MULTILINE)
+    listed = re.findall(r"^- `(\w+)`: (.*?)(?: \(.*\))?$", causes, re.MULTILINE)
     assert listed == [*playing.list_causes()]

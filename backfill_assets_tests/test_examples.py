@@ -25,7 +25,6 @@ LONGEST = 40
 #: What pages show of the modules of the customers.
 SHOWN = {
     "customers": code_blocks("docs/customers.md", "python"),
-    "neighbours": code_blocks("docs/neighbours.md", "python"),
     "training-sets": code_blocks("docs/training-sets.md", "python"),
 }
 

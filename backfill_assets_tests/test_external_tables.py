@@ -716,7 +716,8 @@ def test_an_asset_of_theirs_in_another_code_location_is_external(tmp_path):
 
 def test_the_declaration_of_the_page(tmp_path, monkeypatch):
     block = code_blocks("docs/your-project.md", "python")[2]
-    (tmp_path / "shop_tables_of_the_page.py").write_text(block)
+    imports, *_ = code_blocks("docs/own-tables.md", "python")[0].partition("\n\n\nclass ")
+    (tmp_path / "shop_tables_of_the_page.py").write_text(f"{imports}\n{block}")
     monkeypatch.syspath_prepend(tmp_path)
     page = import_module("shop_tables_of_the_page")
     ours = build_defs(tables=[page.daily_revenue], warehouse=str(tmp_path), start=START)

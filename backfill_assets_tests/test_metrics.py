@@ -11,6 +11,7 @@ from pathlib import Path
 import dagster as dg
 import msgspec
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from backfill_assets.cli import main
@@ -21,7 +22,7 @@ from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.command_line import JAN, publish_facts
-from backfill_assets_tests.helpers.docs_pages import PAGES
+from backfill_assets_tests.helpers.docs_pages import PAGES, code_blocks
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
 from backfill_assets_tests.helpers.invented_states import (
     POLICY,
@@ -115,7 +116,9 @@ def test_the_last_commit():
 def test_the_page_names_each_gauge_and_the_states_that_are_good():
     page = PAGES["docs/monitoring.md"].partition("## Metrics for Prometheus")[2]
     assert {*re.findall(r"^backfill_assets_(\w+){", page, re.M)} == {*GAUGES}
-    (good,) = re.findall(r'state!~"([a-z |]+)"', page)
+    (block,) = code_blocks("docs/monitoring.md", "yaml")
+    (rule,) = yaml.safe_load(block)
+    (good,) = re.findall(r'state!~"([a-z |]+)"', rule["expr"])
     assert {*good.split("|")} == {state.value for state in DayState if state.is_good}
 
 

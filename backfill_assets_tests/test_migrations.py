@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from backfill_assets.tables.columns import (
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day
 from backfill_assets_tests.helpers.publish_rows import publish_frame
@@ -286,6 +288,16 @@ def test_the_plan_tells_which_days_are_rewritten():
         (f"column channel is 'shop' before {day(2)}", "1 days are rewritten"),
         ("the schema has version 2, not 1", "metadata only"),
     ]
+
+
+def test_the_column_of_the_page_has_its_default_on_the_days_before():
+    (statement,) = code_blocks("docs/schema-changes.md", "python")
+    page: dict[str, Any] = {"T": T, "added_column": added_column, "date": date}
+    exec(statement, page)
+    table = make_table(2, channel=(T.StringType, page["channel"]))
+    assert ("column channel is 'shop' before 2024-03-01", "3 days are rewritten") in change_texts(
+        plan_migration(ledger_of(table, BEFORE), {})
+    )
 
 
 REFUSED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from datetime import date
 from random import Random
@@ -44,8 +43,8 @@ from backfill_assets_tests.helpers.invented_logs import (
     record,
     snapshot_ledgers,
 )
-from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import FACT_OPTIONS, START, day
+from backfill_assets_tests.own_tables import my_state
 
 
 @table(DailyOrders, **FACT_OPTIONS)
@@ -144,9 +143,10 @@ def test_it_has_an_asset(made):
 
 
 def test_the_page_declares_one():
-    page = (PROJECT / "docs" / "own-tables.md").read_text()
-    _, function = inspect.getsource(balance.transform).split("\n", 1)
-    assert f"```text\n{function}```" in page
+    assert carries_state(my_state.spend_so_far)
+    staged_input, self_input = my_state.spend_so_far.inputs(POLICY)
+    assert (staged_input.source, staged_input.reach) == (STAGED, SAME_DAY)
+    assert (self_input.source, self_input.reach) == (my_state.spend_so_far, PREVIOUS_DAY)
 
 
 # --- the graph ------------------------------------------------------------------------------------

@@ -1148,8 +1148,9 @@ def test_a_link_of_a_part_that_leads_out_of_the_landing_is_refused(tmp_path):
 
 def test_the_tables_of_the_page():
     block, hours = code_blocks("docs/regions.md", "python")
+    imports, *_ = code_blocks("docs/own-tables.md", "python")[0].partition("\n\n\nclass ")
     namespace: dict[str, Any] = {"__name__": __name__}
-    exec(compile(block, "docs/regions.md", "exec"), namespace)
+    exec(compile(f"{imports}\n{block}", "docs/regions.md", "exec"), namespace)
     graph = load_graph(DEPLOYMENT.settings, namespace["TABLES"])
     assert [*graph.tables] == [name for name in GRAPH.tables if not name.startswith("customer_")]
     assert graph.inputs.keys() == graph.tables.keys()

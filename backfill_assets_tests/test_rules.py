@@ -24,6 +24,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.invented_logs import ledger
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 from backfill_assets_tests.helpers.publish_rows import make_plan
+from backfill_assets_tests.own_tables import my_rules
 
 
 class Span(pa.DataFrameModel):
@@ -114,6 +115,25 @@ def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
         in evaluations["conservation", str(day(3))].description
     )
     assert evaluations["beyond", str(day(1))].description == "no such row"
+
+
+def test_the_rules_of_the_page(engine, tmp_path):
+    """On days with a customer of null."""
+    pipeline = Pipeline(engine, tmp_path, tables="my_rules:TABLES")
+    pipeline.land(1, [order(f"a{c}", 1, "1.00", c) for c in ("c1", None, "c2")])
+    pipeline.land(2, [order("b1", 2, "1.00"), order("b2", 2, "9.00", None)])
+    refund = order("c0", 3, "-1.00")
+    pipeline.land(3, [refund, *(order(f"c{c}", 3, "2.00", c) for c in (None, "c2", "c3"))])
+    name = my_rules.spend_held.name
+    result = pipeline.run(1, 3, ["raw_orders", STAGED.name, name], fails=True)
+    assert {row["run_date"] for row in pipeline.rows(name)} == {day(1)}
+    failed = {
+        (e.check_name, e.partition): e.description
+        for e in result.get_asset_check_evaluations()
+        if e.asset_key == dg.AssetKey(name) and e.partition and not e.passed
+    }
+    assert failed.keys() == {("over_half", str(day(2))), ("conservation", str(day(3)))}
+    assert "(unknown)" in failed["over_half", str(day(2))]
 
 
 def test_they_are_shown():

@@ -1,7 +1,7 @@
-"""A hook of MkDocs: in the field guide, what shows a claim is folded.
+"""Hooks of MkDocs: the columns of the example's tables are listed; evidence is folded.
 
-The pages keep their lines `Shown by: ...`, which the tests read. A closed `<details>` needs no
-script.
+In the field guide, what shows a claim is folded. The pages keep their lines `Shown by: ...`, which
+the tests read. A closed `<details>` needs no script.
 """
 
 import re
@@ -23,3 +23,22 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     html = _PARAGRAPH.sub(_FOLDED, html)
     html = _LAST_LINE.sub(rf"</p>\n{_FOLDED}", html)
     return _ITEM.sub(_FOLDED, html)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The text of a page, with the columns of the tables at the end of theirs."""
+    if page.file.src_uri != "tables.md":
+        return markdown
+    # Only this page needs the tables.
+    from backfill_assets.orders.tables import TABLES
+
+    sections: dict[str, list[str]] = {}
+    for table in TABLES.values():
+        lines = [
+            f"- `{name}` {column.dtype.type.simpleString()}"
+            f"{', may be null' if column.nullable else ''}: {column.description}"
+            for name, column in table.columns.items()
+        ]
+        sections.setdefault("\n".join(lines), []).append(f"`{table.name}`")
+    listed = (f"### {', '.join(names)}\n\n{lines}\n" for lines, names in sections.items())
+    return "\n".join((markdown, *listed))

@@ -154,7 +154,7 @@ def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
         if space < _MIN_FREE_BYTES:
             yield wrong(f"{free[-1]} are left", "make room: runs fail when it is full")
         elif space < _LOW_FREE_BYTES:
-            yield note(f"{free[-1]} are left", "see docs/housekeeping.md for what grows")
+            yield note(f"{free[-1]} are left", "see docs/deployments.md, housekeeping")
         elif state.f_files and files < _FEW_FILES:
             yield wrong(f"{files} more files can be made for the {name}", "take files away there")
     yield ok(f"free: {'; '.join(free)}")

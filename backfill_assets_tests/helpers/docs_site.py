@@ -6,7 +6,9 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -40,6 +42,15 @@ def site_in(folder: Path) -> Path:
     )
     assert process.returncode == 0, process.stderr
     return folder
+
+
+def load_hooks() -> ModuleType:
+    """The hooks that change a page before or after it becomes HTML."""
+    spec = spec_from_file_location("docs_hooks", PROJECT / "docs/fold_evidence.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(hooks := module_from_spec(spec))
+    return hooks
 
 
 def _newest_source() -> float:

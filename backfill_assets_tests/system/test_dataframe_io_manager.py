@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from datetime import date, timedelta
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
@@ -25,6 +26,7 @@ from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.own_tables import my_asset
 
 DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))
 
@@ -373,3 +375,25 @@ def test_the_times_of_tasks_are_those_of_the_audit_as_well(plain):
     plain.run("slow_visits", 1, 1)
     (materialization,) = plain.materializations("slow_visits")
     assert materialization.metadata["longest_task_seconds"].value >= 0.7
+
+
+def test_the_asset_of_the_page(engine, tmp_path):
+    dg.Definitions.validate_loadable(my_asset.DEFINITIONS)
+    pipeline = Pipeline(engine, tmp_path, tables="my_asset:TABLES")
+    amounts = {"c1": "101.00", None: "102.00", "c2": "100.00"}
+    pipeline.land(1, [order(f"o{c}", 1, amount, c) for c, amount in amounts.items()])
+    pipeline.run(1, 1, ["raw_orders", "stg_orders", my_asset.customer_spend_7d.name])
+    settings, assets = pipeline.settings, [my_asset.big_spenders]
+    resources = {"io_manager": delta_io_manager(settings, assets, engine)}
+    definitions = dg.Definitions.merge(
+        build_defs(settings, engine=engine), dg.Definitions(assets=assets, resources=resources)
+    )
+    job = definitions.get_repository_def().get_implicit_global_asset_job_def()
+    ends = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    job.execute_in_process(
+        instance=pipeline.instance,
+        asset_selection=[dg.AssetKey("big_spenders")],
+        tags=dict.fromkeys(ends, str(day(1))),
+    )
+    rows = {(row["customer_id"], row["spend"]) for row in pipeline.rows("big_spenders")}
+    assert rows == {("c1", Decimal("101.00")), ("unknown", Decimal("102.00"))}

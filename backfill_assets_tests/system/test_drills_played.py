@@ -21,11 +21,11 @@ from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.playing import Drill
 from backfill_assets_guide.drills.scoring import Score
 from backfill_assets_guide.drills.strikes import EUROS, READERS
-from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, split_sections
 from backfill_assets_tests.helpers.drill_player import Player
 
 DAYS = 12
-PAGE = "docs/guide/incident-room.md"
+PAGE, PLAYED = "docs/guide/incident-room.md", "A drill from start to end"
 TOUCHED, STILL_WRONG = "days wrongly touched", "days wrong at the end"
 
 
@@ -196,7 +196,8 @@ def test_the_page_shows_a_drill_that_was_played(
     """What it prints is what is printed, and what is typed is the solution."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(playing, "prepared", lambda *_: right)
-    page = "".join(text for text in code_blocks(PAGE, "text") if text.startswith("$ "))
+    (section,) = (s for s in split_sections(PAGES[PAGE]) if s.title == PLAYED)
+    page = "".join(text for _, text in BLOCK.findall(section.body))
     printed = ""
     for command in re.findall(r"^\$ (.*)$", page, re.MULTILINE):
         if printed:  # it has begun

@@ -376,11 +376,9 @@ def test_steps_that_ask_are_in_a_pool(pipeline):
     assert not graph.get(dg.AssetKey(STAGED.name)).pools
 
 
-def test_the_page_shows_parts_of_the_module():
-    module = Path(enrichment.__file__).read_text()
-    answer, rest = code_blocks("docs/enrichment.md", "python")
-    assert answer in module
-    assert module.endswith(rest)
+def test_the_page_shows_the_end_of_the_module():
+    (block,) = code_blocks("docs/enrichment.md", "python")
+    assert Path(enrichment.__file__).read_text().endswith(block)
 
 
 @table(OrderScore, partition="run_date", key=["order_id"], totals=["amount"])

@@ -19,7 +19,7 @@ QUESTIONS = {
     "backfill a range": "runbook.html",
     "add a column": "schema-changes.html",
     "getting started": "getting-started.html",
-    "catalog": "catalogs.html",
+    "catalog": "object-storage.html",
 }
 #: On no page.
 UNUSED = "quixotically"

@@ -443,5 +443,5 @@ def test_links_of_findings_and_of_all_labs_lead_somewhere(browser: Chrome, site:
     labs = links_of(browser, [f"lab `{name}`" for name in LABS])
     assert len({*labs}) == len(LABS)
     assert find_broken_links(browser, [*links_of(browser, shown), *labs]) == []
-    nowhere = [f"{site}/labs.html#nothing", f"{site}/nothing.html"]
+    nowhere = [f"{site}/{PAGE}#nothing", f"{site}/nothing.html"]
     assert find_broken_links(browser, nowhere) == nowhere

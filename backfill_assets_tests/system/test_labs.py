@@ -8,8 +8,8 @@ import pytest
 
 from backfill_assets.cli import main
 from backfill_assets_guide.labs import running
+from backfill_assets_tests.helpers.docs_pages import PAGES
 from backfill_assets_tests.helpers.lab_pages import read_figures
-from backfill_assets_tests.helpers.paths import PROJECT
 
 #: Of a few rows: it writes as careless jobs do, and as the package does.
 CHEAP = "torn"
@@ -21,7 +21,7 @@ CHEAP = "torn"
 )
 def test_a_lab_comes_out_as_its_page_says(engine, spark, name):
     assert running.page_diff(name, running.run_lab(name, engine)) == ""
-    assert f'--8<-- "{name}.txt"' in (PROJECT / "docs" / "labs.md").read_text()
+    assert f'--8<-- "{name}.txt"' in PAGES["docs/guide/simulators.md"]
     assert all(looks for _, looks in read_figures(name)), "after each step somebody looks"
 
 

@@ -10,14 +10,18 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from backfill_assets.cli import main
 from backfill_assets.delta.consistent_versions import save_versions
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.orders.tables import FACT
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
+from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 from backfill_assets_tests.helpers.docs_pages import code_blocks, run_step
 from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
@@ -30,7 +34,13 @@ KINDS = [
     "switch-over of target v2 by person",
     "undo of target v2 by person",
 ]
-STEPS = [text for text in code_blocks("docs/shadow.md", "text") if text.startswith("$ ")]
+STEPS = [
+    text
+    for text in code_blocks("docs/shadow.md", "text")
+    # Those with features are steps of two versions side by side.
+    if text.startswith("$ ") and "features" not in text.splitlines()[0]
+]
+(READER,) = code_blocks("docs/shadow.md", "python")
 #: What readers of production see after each of them.
 STATES = ["old"] * 4 + ["canary", "new", "old", "old"]
 #: By the number of a day, its orders: on the days of the page, and on the first five of them.
@@ -103,6 +113,20 @@ def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypat
     for name in CHANGED:
         files = [*(production.warehouse / name).glob("run_date=*/*.parquet")]
         assert len(files) == 2 * len(orders), "those of before, and of the target once more"
+
+
+def test_a_reader_gets_the_versions_that_belong_together(tmp_path, monkeypatch):
+    """And not the commit that came later."""
+    publish_facts(tmp_path / "data", dict.fromkeys(JAN[:3], "ok"))
+    whole = Mock(version=0, table=Mock(asset_name=FACT.name))
+    assert save_versions(str(tmp_path / "data/warehouse"), {FACT.name: whole})
+    publish_facts(tmp_path / "data", dict.fromkeys(JAN[3:4], "ok"))
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(READER, namespace)
+    assert namespace["versions"] == {FACT.name: 0}
+    facts = namespace["facts"].to_pyarrow_table()
+    assert {*facts["run_date"].to_pylist()} == {*JAN[:3]}
 
 
 def test_what_the_commands_refuse(home, engine, capsys, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver import Chrome
 
-from backfill_assets_tests.helpers.docs_site import site_in
+from backfill_assets_tests.helpers.docs_site import load_hooks, site_in
 from backfill_assets_tests.helpers.paths import PROJECT
 
 DOCS = PROJECT / "docs"
@@ -102,9 +101,5 @@ def test_what_shows_a_claim_is_folded_without_a_script(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_folded_ends_with_its_paragraph_or_before_a_list(html: str, folded: str) -> None:
-    spec = spec_from_file_location("fold_evidence", DOCS / "fold_evidence.py")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(hook := module_from_spec(spec))
     page = SimpleNamespace(file=SimpleNamespace(src_uri="guide/a.md"))
-    assert hook.on_page_content(html, page) == folded.replace("{}", _FOLDED.format("x"))
+    assert load_hooks().on_page_content(html, page) == folded.replace("{}", _FOLDED.format("x"))

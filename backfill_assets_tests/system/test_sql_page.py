@@ -60,7 +60,7 @@ def compare_blocks(language: str, run: Run, errors: tuple[type[Exception], ...])
 
 def test_spark_says_what_the_page_shows(spark, tmp_path):
     assert code_blocks("docs/guide/sql.md", "sql")
-    views = ("delivered", "versions", "orders", "customers")
+    views = ("delivered", "orders", "customers")
 
     def run_sql(block: str) -> tuple[Sequence[str], Sequence[tuple]]:
         # A script has statements that are indented.

@@ -46,6 +46,7 @@ from backfill_assets_tests.helpers.pipeline import (
     order,
     run_undo,
 )
+from backfill_assets_tests.own_tables import my_state
 
 
 @table(
@@ -188,6 +189,31 @@ def day_digests(pipeline: Pipeline) -> dict[date, str]:
 
 def latest_version(pipeline: Pipeline) -> int:
     return pipeline.io_manager.ledger(customer_lifetime_value).version or 0
+
+
+def test_the_table_of_the_page(engine: Engine, tmp_path: Path) -> None:
+    """Its sums over a run and the next one; a customer is null."""
+    pipeline = Pipeline(engine, tmp_path, tables="my_state:TABLES")
+    by_day = {1: {"a": "1.00", None: "2.00"}, 2: {"a": "4.00"}, 3: {}, 4: {None: "8.00"}}
+    for n, amounts in by_day.items():
+        pipeline.land(n, [order(f"{n} {c}", n, amount, c) for c, amount in amounts.items()])
+    name = my_state.spend_so_far.name
+    pipeline.run(1, 2, [RAW.name, STAGED.name, name])
+    pipeline.run(3, 4, [RAW.name, STAGED.name, name])
+    spend = {
+        (row["run_date"], row["customer_id"]): (row["orders"], row["spend"])
+        for row in pipeline.rows(name)
+    }
+    assert spend == {
+        (day(n), customer): (orders, Decimal(sum_))
+        for n, sums in {
+            1: {"a": (1, "1.00"), "unknown": (1, "2.00")},
+            2: {"a": (2, "5.00"), "unknown": (1, "2.00")},
+            3: {"a": (2, "5.00"), "unknown": (1, "2.00")},
+            4: {"a": (2, "5.00"), "unknown": (2, "10.00")},
+        }.items()
+        for customer, (orders, sum_) in sums.items()
+    }
 
 
 ORDERED = [

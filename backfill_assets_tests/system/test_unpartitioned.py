@@ -1,4 +1,4 @@
-"""A table that is made of one without days, which others keep: that of docs/own-tables.md."""
+"""A table that is made of one without days, which others keep."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from backfill_assets.delta.delta_rs import replace_rows
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
+from backfill_assets_tests.country_tables import country_spend
 from backfill_assets_tests.helpers.invented_logs import snapshot_ledgers
 from backfill_assets_tests.helpers.pipeline import (
     Pipeline,
@@ -27,9 +28,8 @@ from backfill_assets_tests.helpers.pipeline import (
     order,
     run_undo,
 )
-from backfill_assets_tests.own_tables import my_countries
 
-SPEND = my_countries.country_spend
+SPEND = country_spend
 NOW = current_table(SPEND)
 TABLES = [*ORDERS, SPEND, NOW]
 BOTH = (SPEND.name, NOW.name)

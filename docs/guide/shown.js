@@ -25,7 +25,7 @@ const built = (href) => href.replace(/\.md(?=#|$)/, ".html");
 function piece(told) {
   const lab = told.match(/^lab `([\w-]+)`$/);
   if (lab) {
-    return element("a", { href: `../labs.html#${LABS[lab[1]] ?? ""}` }, `lab ${lab[1]}`);
+    return element("a", { href: `simulators.html#${LABS[lab[1]] ?? ""}` }, `lab ${lab[1]}`);
   }
   const link = told.match(/^\[([^\]]+)\]\(([^)]+)\)$/);
   if (link) return element("a", { href: built(link[2]) }, link[1]);

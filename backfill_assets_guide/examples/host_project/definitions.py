@@ -16,11 +16,9 @@ from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 
 FIRST_DAY = date(2024, 1, 1)
 SETTINGS = load_settings(start=FIRST_DAY)
-#: The days of the tables: a run takes them together with assets that have the same.
 DAYS = dg.DailyPartitionsDefinition(
     str(FIRST_DAY), str(SETTINGS.end) if SETTINGS.end else None, timezone=SETTINGS.timezone
 )
-#: What the keys of the tables begin with in Dagster.
 LAKE = ["lake", "gold"]
 
 
