@@ -317,8 +317,7 @@ class _TableUndo:
         if committed is None:
             audited.remove_files()
             return None
-        (restored,) = committed
-        return [*restored.results()]
+        return [*committed[0].results()]
 
     def find_problems(self) -> list[str]:
         """Why the old rows cannot be put back: messages that name the days."""
