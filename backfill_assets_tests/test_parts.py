@@ -50,7 +50,9 @@ from backfill_assets.calendar.partitions import (
 )
 from backfill_assets.cli import cli, main
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PartRecord, Writer
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, encode_commit, encoding_id
@@ -856,6 +858,32 @@ def test_a_commit_of_several_parts_has_a_record_of_each(tmp_path):
     assert us.latest[day(2)] is us.records[-1]
     assert [record.version for record in apac.records] == [2]
     assert not eu.external_commits + us.external_commits + apac.external_commits
+
+
+def test_the_log_is_loaded_once_for_all_parts(tmp_path, monkeypatch):
+    """Of a commit, too, that another process makes afterwards."""
+    url, loads = tmp_path / "region_orders", []
+
+    def load_counted(url: str) -> DeltaTable | None:
+        loads.append(url)
+        return load_log(url)
+
+    monkeypatch.setattr(ledger_reader, "load_log", load_counted)
+    for number, part in enumerate(("eu", "us", "apac"), 1):
+        commit_part(url, part, number)
+        ledgers = [read_ledger(str(url), table) for table in (EU, US, APAC)]
+        assert len(loads) == number
+        assert {ledger.version for ledger in ledgers} == {number - 1}
+    assert [{*ledger.latest} for ledger in ledgers] == [days(1), days(2), days(3)]
+    # A commit that is restored is read, although the log has no later one.
+    DeltaTable(url).create_checkpoint()
+    first = url / "_delta_log" / f"{0:020d}.json"
+    text = first.read_bytes()
+    first.unlink()
+    assert not read_ledger(str(url), EU).records
+    assert {*read_ledger(str(url), US).latest} == days(2)
+    first.write_bytes(text)
+    assert {*read_ledger(str(url), EU).latest} == days(1)
 
 
 def test_parts_of_different_versions_are_not_committed_together(tmp_path):

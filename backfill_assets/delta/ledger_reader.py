@@ -19,13 +19,13 @@ from backfill_assets.calendar.partitions import PART_MARK
 from backfill_assets.delta.commit_log import (
     CACHE_FOLDER,
     CachedCommitLog,
-    CommitLines,
     CommitLog,
     changed_files,
 )
 from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import (
+    CommitSummary,
     ExternalCommit,
     commit_time,
     decode_commit,
@@ -157,6 +157,25 @@ class _CachedLedger(NamedTuple):
 _cached_ledgers: dict[tuple[str, str], _CachedLedger] = {}
 
 
+class _LoadedCommits(NamedTuple):
+    """The log of a table as this process has last loaded it, and its commits after a version.
+
+    Attributes:
+        since: the version before these commits; None for all.
+        digest: of the last one.
+    """
+
+    since: int | None
+    log: DeltaTable
+    digest: str
+    summaries: list[CommitSummary]
+    missing_versions: list[int]
+
+
+#: By URL and encoding. The parts of a table share what is the same for each.
+_loaded_commits: dict[tuple[str, str], _LoadedCommits] = {}
+
+
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
     """The current ledger of the table, or of its shallow clone, at a URL.
 
@@ -187,20 +206,40 @@ def _read_log(url: str, table: Table, cache_of_others: str = "") -> Ledger:
     ledger = cached.ledger if cached else Ledger(table)
     if cached and commits.read_commit((ledger.version or 0) + 1) is None:
         return ledger
-    while (log := load_log(url)) is not None:
-        new_commits = commits.read_lines(ledger.version, log.version(), str(log.metadata().id))
-        if commits.read_commit(log.version() + 1) is None:
+    while (loaded := _load_commits(table, commits, ledger.version)) is not None:
+        version = loaded.log.version()
+        if commits.read_commit(version + 1) is None:
             with pause_gc():
-                ledger = _extend_ledger(ledger, new_commits, log)
-            oldest_version = (
-                cached.oldest_version if cached else commits.oldest_version(log.version())
-            )
-            _cached_ledgers[url, table.part] = _CachedLedger(
-                ledger, commits.commit_digest(log.version()), oldest_version
-            )
+                ledger = _extend_ledger(ledger, loaded)
+            oldest_version = cached.oldest_version if cached else commits.oldest_version(version)
+            _cached_ledgers[url, table.part] = _CachedLedger(ledger, loaded.digest, oldest_version)
             return ledger
         # Another commit came in between: read again.
     return Ledger(table)
+
+
+def _load_commits(
+    table: Table, commits: CachedCommitLog, since: int | None
+) -> _LoadedCommits | None:
+    """Load the commits after a version; None if there is no table."""
+    key = commits.url, commits.encoding_id
+    shared = _loaded_commits.get(key) if table.part else None
+    if shared and shared.since == since and not shared.missing_versions:
+        version = shared.log.version()
+        if commits.has_digest(version, shared.digest) and not commits.has_commit(version + 1):
+            return shared
+    log = load_log(commits.url)
+    if log is None:
+        return None
+    version = log.version()
+    new = commits.read_lines(since, version, str(log.metadata().id))
+    with pause_gc():
+        summaries = [*map(decode_commit, new.lines)]
+    digest = commits.commit_digest(version)
+    loaded = _LoadedCommits(since, log, digest, summaries, new.missing_versions)
+    if table.part:
+        _loaded_commits[key] = loaded
+    return loaded
 
 
 def read_ledgers(deployment: Deployment) -> Ledgers:
@@ -215,9 +254,9 @@ def read_ledgers(deployment: Deployment) -> Ledgers:
     return {name: ledgers[name] for name in tables}
 
 
-def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
+def _extend_ledger(ledger: Ledger, loaded: _LoadedCommits) -> Ledger:
     """A new ledger with the commits added; it has no days if the table has another partitioning."""
-    missing = [*ledger.missing_versions, *new_commits.missing_versions]
+    log, missing = loaded.log, [*ledger.missing_versions, *loaded.missing_versions]
     metadata, table = read_metadata(log), ledger.table
     is_external, partitioned_by = isinstance(table, ExternalTable), metadata.partitioned_by
     if is_external:  # a day of others may be divided further
@@ -234,7 +273,7 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
         dict(ledger.changed_columns),
     )
     columns = set(ledger.metadata.struct.names) if ledger.metadata else set()
-    for summary in map(decode_commit, new_commits.lines):
+    for summary in loaded.summaries:
         if summary.columns:
             new = set(summary.columns) ^ columns if columns else ()
             changed_columns |= dict.fromkeys(new, summary.version)
