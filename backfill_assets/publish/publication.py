@@ -108,6 +108,7 @@ class _CommitKey(NamedTuple):
         url: of the table. In a target, each part has a clone of its own.
         changed: the days whose rows have changed.
         passed: whether any day passed.
+        part: empty if others may be in the same commit.
     """
 
     url: str
