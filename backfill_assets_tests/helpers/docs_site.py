@@ -46,7 +46,7 @@ def site_in(folder: Path) -> Path:
 
 def load_hooks() -> ModuleType:
     """The hooks that change a page before or after it becomes HTML."""
-    spec = spec_from_file_location("docs_hooks", PROJECT / "docs/fold_evidence.py")
+    spec = spec_from_file_location("docs_hooks", PROJECT / "docs/hooks.py")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(hooks := module_from_spec(spec))
