@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots dbt s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots dbt s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs links lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -184,6 +184,10 @@ docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning f
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@touch site/.built # the tests of the pages read this build while nothing newer is in docs/
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
+
+# Not for CI: it needs the network, and pages of others come and go.
+links: docs ## see that the pages answer that the documentation links to
+	@$(UV) tool run -q --from linkchecker==10.6.0 linkchecker --check-extern --no-status --timeout 15 site/index.html
 
 # For the oldest Python that all the extras install on; the versions that the files have are kept as
 # long as pyproject.toml allows, unless ARGS=--upgrade. What several files have is of one

@@ -145,3 +145,26 @@ def test_all_peers_are_pinned():
     assert len(files) == 5
     pins = [line for file in files for line in file.read_text().splitlines()]
     assert [pin for pin in pins if not re.fullmatch(r"[\w-]+(\[[\w,]+\])?==[\d.]+", pin)] == []
+
+
+def test_the_page_names_the_versions_that_were_compared():
+    """Those that the peers' environments have."""
+    page = (PROJECT / "docs/comparison.md").read_text()
+    (versions,) = re.findall(r"^Versions: (.*)\.$", page, re.MULTILINE)
+    named = dict(re.findall(r"([\w-]+) (\d+\.\d+)", versions))
+    peers = (PROJECT / "backfill_assets_tests/benchmarks/peers").glob("*/requirements.txt")
+    pinned = {
+        (name, version)
+        for path in peers
+        for name, version in re.findall(
+            r"^(dbt-core|sqlmesh|dagster|pyspark)(?:\[\w+\])?==(\d+\.\d+)\.",
+            path.read_text(),
+            re.MULTILINE,
+        )
+    }
+    assert pinned == {
+        ("dbt-core", named["dbt-core"]),
+        ("sqlmesh", named["SQLMesh"]),
+        ("dagster", named["Dagster"]),
+        ("pyspark", named["Spark"]),
+    }
