@@ -19,7 +19,6 @@ from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish import publication
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
-from backfill_assets.publish.publication import AuditedDays
 from backfill_assets.publish.publisher import Destination
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.staleness.unloaded import loaded_manifests
@@ -558,16 +557,16 @@ def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, m
 def test_a_step_that_another_run_overtook_starts_again(pipeline, monkeypatch):
     """The other run loads a newer listing of the same day, after this one has computed its rows."""
     pipeline.land(1, [order("a", 1)])
-    publish, overtaken = AuditedDays.publish, []
+    publish, overtaken = publication._publish_days, []
 
     def publish_after_another(audited, **how):
         if not overtaken:
-            overtaken.append(audited.plan.table.name)
+            overtaken.append(audited[0].plan.table.name)
             pipeline.land(1, [order("b", 1)], "part-1.jsonl")
             pipeline.run(1, 1, ["raw_orders"])
         return publish(audited, **how)
 
-    monkeypatch.setattr(AuditedDays, "publish", publish_after_another)
+    monkeypatch.setattr(publication, "_publish_days", publish_after_another)
     result = pipeline.run(1, 1, ["raw_orders"])
     retried = [e.step_key for e in result.all_events if e.is_step_up_for_retry]
     assert (overtaken, retried) == (["raw_orders"], ["read_orders"])

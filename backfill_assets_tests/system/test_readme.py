@@ -194,8 +194,8 @@ def check_password(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|links|lock)": check_recipe,
-    r"make mutants": check_recipe,
+    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock)": check_recipe,
+    r"make (links|mutants)": check_recipe,
     r"make lock ARGS=--upgrade": check_recipe,
     r"make test (ARGS|MARKERS)='[^']*'": check_recipe,
     r"make mutants ARGS=('[^']*'|\S+)": check_recipe,

@@ -392,10 +392,10 @@ def test_old_files_that_cannot_come_back(wrong):
     ids=["killed", "failed"],
 )
 def test_one_that_was_killed_halfway_is_finished(wrong, first_digests, monkeypatch, error):
-    def commit_or_die(audited):
+    def commit_or_die(audited, *others):
         if audited.plan.table is FACT:
             raise error
-        return commit_once(audited)
+        return commit_once(audited, *others)
 
     commit_once = AuditedDays.commit_once
     monkeypatch.setattr(AuditedDays, "commit_once", commit_or_die)
@@ -477,10 +477,10 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(wrong, monkeypatch,
     else:
         waiting = [load_day]
 
-        def commit_after_load(audited):
+        def commit_after_load(audited, *others):
             if audited.plan.table is STAGED and waiting:
                 waiting.pop()()
-            return commit_once(audited)
+            return commit_once(audited, *others)
 
         commit_once = AuditedDays.commit_once
         monkeypatch.setattr(AuditedDays, "commit_once", commit_after_load)
@@ -573,10 +573,10 @@ def undo_with_a_kill(pipeline, name, commits):
             raise_on_error=False,
         )
 
-    def commit_or_die(audited):
+    def commit_or_die(audited, *others):
         if next(remaining, None) is None:
             raise KeyboardInterrupt
-        return commit_once(audited)
+        return commit_once(audited, *others)
 
     commit_once, remaining = AuditedDays.commit_once, iter(range(commits))
     with pytest.MonkeyPatch.context() as patch:
