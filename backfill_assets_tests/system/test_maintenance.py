@@ -268,12 +268,12 @@ def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
     write_begun, maintenance_ended, attempts = threading.Event(), threading.Event(), []
     commit = commits.Writer.commit
 
-    def slow_commit(self, files, days, metadata, since) -> int | None:
+    def slow_commit(self, files, days, metadata, since, *others) -> int | None:
         attempts.append(since.version)
         if len(attempts) == 1:
             write_begun.set()
             maintenance_ended.wait()
-        return commit(self, files, days, metadata, since)
+        return commit(self, files, days, metadata, since, *others)
 
     monkeypatch.setattr(commits.Writer, "commit", slow_commit)
     run = threading.Thread(target=publish_range, args=(scattered, range(2, 3), "c"))
