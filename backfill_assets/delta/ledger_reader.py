@@ -206,40 +206,41 @@ def _read_log(url: str, table: Table, cache_of_others: str = "") -> Ledger:
     ledger = cached.ledger if cached else Ledger(table)
     if cached and commits.read_commit((ledger.version or 0) + 1) is None:
         return ledger
-    while (loaded := _load_commits(table, commits, ledger.version)) is not None:
-        version = loaded.log.version()
-        if commits.read_commit(version + 1) is None:
-            with pause_gc():
-                ledger = _extend_ledger(ledger, loaded)
-            oldest_version = cached.oldest_version if cached else commits.oldest_version(version)
-            _cached_ledgers[url, table.part] = _CachedLedger(ledger, loaded.digest, oldest_version)
-            return ledger
-        # Another commit came in between: read again.
-    return Ledger(table)
+    loaded = _load_commits(table, commits, ledger.version)
+    if loaded is None:
+        return Ledger(table)
+    with pause_gc():
+        ledger = _extend_ledger(ledger, loaded)
+    oldest_version = (
+        cached.oldest_version if cached else commits.oldest_version(loaded.log.version())
+    )
+    _cached_ledgers[url, table.part] = _CachedLedger(ledger, loaded.digest, oldest_version)
+    return ledger
 
 
 def _load_commits(
     table: Table, commits: CachedCommitLog, since: int | None
 ) -> _LoadedCommits | None:
-    """Load the commits after a version; None if there is no table."""
+    """Load the commits after a version, up to the newest; None if there is no table."""
     key = commits.url, commits.encoding_id
     shared = _loaded_commits.get(key) if table.part else None
     if shared and shared.since == since and not shared.missing_versions:
         version = shared.log.version()
         if commits.has_digest(version, shared.digest) and not commits.has_commit(version + 1):
             return shared
-    log = load_log(commits.url)
-    if log is None:
-        return None
-    version = log.version()
-    new = commits.read_lines(since, version, str(log.metadata().id))
-    with pause_gc():
-        summaries = [*map(decode_commit, new.lines)]
-    digest = commits.commit_digest(version)
-    loaded = _LoadedCommits(since, log, digest, summaries, new.missing_versions)
-    if table.part:
-        _loaded_commits[key] = loaded
-    return loaded
+    while (log := load_log(commits.url)) is not None:
+        version = log.version()
+        new = commits.read_lines(since, version, str(log.metadata().id))
+        if commits.read_commit(version + 1) is None:
+            with pause_gc():
+                summaries = [*map(decode_commit, new.lines)]
+            digest = commits.commit_digest(version)
+            loaded = _LoadedCommits(since, log, digest, summaries, new.missing_versions)
+            if table.part:
+                _loaded_commits[key] = loaded
+            return loaded
+        # Another commit came in between: read again.
+    return None
 
 
 def read_ledgers(deployment: Deployment) -> Ledgers:
