@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -46,10 +45,10 @@ def site_in(folder: Path) -> Path:
 
 def load_hooks() -> ModuleType:
     """The hooks that change a page before or after it becomes HTML."""
-    spec = spec_from_file_location("docs_hooks", PROJECT / "docs/hooks.py")
+    spec = importlib.util.spec_from_file_location("docs_hooks", PROJECT / "docs/hooks.py")
     assert spec is not None
     assert spec.loader is not None
-    spec.loader.exec_module(hooks := module_from_spec(spec))
+    spec.loader.exec_module(hooks := importlib.util.module_from_spec(spec))
     return hooks
 
 

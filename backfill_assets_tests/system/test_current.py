@@ -127,7 +127,7 @@ def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(en
 
 
 @table(
-    my_known.CustomerSpend,
+    my_known.DailySpend,
     partition=SPEND.partition,
     key=SPEND.key,
     totals=SPEND.totals,

@@ -78,9 +78,8 @@ def test_links_of_the_quiz_lead_somewhere(browser: Chrome, site: str) -> None:
     shown = [question["shown_by"] for question in QUESTIONS]
     # Who was wrong has something to read.
     assert all("](" in shown_by or "lab `" in shown_by for shown_by in shown)
-    # The links of labs are looked at with the sketch.
-    links = [link for link in links_of(browser, shown) if "/simulators.html#" not in link]
-    assert len({*links}) > 10
+    links = links_of(browser, shown)
+    assert len({*links}) > 15
     assert find_broken_links(browser, links) == []
 
 
