@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from backfill_assets.cli.output import Finding, Output, Status, level_options
+from backfill_assets.cli.output import CONTEXT_SETTINGS, Finding, Output, Status, level_options
 from backfill_assets.escaping import escape_terminal
 
 #: The commands by family, each with its module; a command is the function of the same name.
@@ -142,9 +142,7 @@ def _explains_itself(error: Exception) -> bool:
     return isinstance(error, (DagsterError, DeltaError))
 
 
-@click.group(
-    cls=_LazyCommands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_LazyCommands, epilog=_EPILOG, context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="backfill-assets", message="%(prog)s %(version)s")
 def cli() -> None:
     """Plan, launch, prove and undo backfills; see what is published.

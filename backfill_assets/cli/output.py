@@ -25,6 +25,8 @@ _PIPE_WIDTH = 1000
 _HEADING = re.compile(r"\s*\S+\s{2,}|\s+")
 #: The minimum width of a column of sentences, which wraps.
 _SENTENCE_WIDTH = 30
+#: Of the group and of each command: click keeps the help option that a command is first asked for.
+CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Status(enum.IntEnum):
@@ -240,7 +242,8 @@ def command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     epilog = f"\b\n{'Examples' if examples[1:] else 'Example'}:\n{lines}"
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        click_command = click.command(epilog=epilog)(click.pass_obj(function))
+        decorator = click.command(epilog=epilog, context_settings=CONTEXT_SETTINGS)
+        click_command = decorator(click.pass_obj(function))
         click_command.params += level_options()
         return click_command
 
