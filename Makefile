@@ -81,9 +81,10 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
 
+# Slow tests wait for daemons, servers and installs: a third process has the cores meanwhile.
 test-all: $(VENV)/.installed-dev docs dbt ## all tests there are, the slow ones too (hours); needs the servers
 	@$(BIN)/backfill-assets jars
-	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
+	@$(PYTEST) -n 3 -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
 # The ends of the ranges in pyproject.toml, each in an environment of its own below build/versions.
 # All extras but `postgres`, whose range begins later than Dagster's. Warnings are the libraries'.
