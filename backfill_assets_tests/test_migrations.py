@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -17,7 +17,7 @@ import pytest
 from pandera.pyspark import Field
 
 from backfill_assets.backfills.undo import UndoRefusedError, undo_backfill
-from backfill_assets.calendar.partitions import DaySet
+from backfill_assets.calendar.partitions import DaySet, Dimension
 from backfill_assets.delta import data_files, migrate, table_schema
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -595,3 +595,120 @@ def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark
     assert f"since {day(3)}; on the days before it is 'shop'" in descriptions["channel"]
     gaps = json.loads(load_log(url).metadata().configuration[COLUMN_GAPS])
     assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}
+
+
+# --- parts of a table -----------------------------------------------------------------------------
+
+REGION = (T.StringType, Field(description="The region."))
+
+
+def make_parts(version: int = 1, *parts: str, **columns: Any) -> list[Table]:
+    """The parts of the table of before with a region; columns as in `make_table`."""
+    dimension = Dimension("region", parts or ("eu", "us"))
+    table = make_table(version, region=REGION, **columns)
+    declared = {f.name: getattr(table, f.name) for f in fields(Table)}
+    return [
+        Table(**declared | {"name": f"region_spend/{part}", "dimension": dimension, "part": part})
+        for part in dimension.values
+    ]
+
+
+EU, US = make_parts()
+WIDER_PARTS = make_parts(
+    2, **WIDER_COLUMNS, note=("remark", T.StringType, note_renamed_from("note"))
+)
+US_ROWS = [(*row, "us") for row in (ROWS[2], ROWS[3])]
+
+
+@pytest.fixture
+def parts_pipeline(engine, spark, tmp_path) -> Pipeline:
+    """Days 1 and 2 of one part, 2 and 3 of the other; its day 2 was published twice."""
+    pipeline = Pipeline(engine, tmp_path)
+    publish_rows(pipeline, spark, EU, [(*row, "eu") for row in ROWS[:3]], "eu run")
+    publish_rows(pipeline, spark, US, US_ROWS, "us run")
+    second = [(*US_ROWS[0][:2], 7, *US_ROWS[0][3:])]
+    assert publish_rows(pipeline, spark, US, second, "second us run") == [Outcome.WRITTEN]
+    return pipeline
+
+
+def rows_by_part(spark, pipeline: Pipeline) -> set[tuple]:
+    rows = rows_in_all_readers(spark, pipeline.io_manager.url(EU))
+    return {(row["region"], row["run_date"].day, row["customer"], row["orders"]) for row in rows}
+
+
+def test_all_parts_of_a_table_are_migrated_in_one_commit(parts_pipeline, spark, monkeypatch):
+    pipeline, url = parts_pipeline, parts_pipeline.io_manager.url(EU)
+    before = {part.part: read_ledger(url, part) for part in (EU, US)}
+    rows = rows_by_part(spark, pipeline)
+    plan = read_migration(url, *WIDER_PARTS)
+    assert plan is not None
+    assert plan.refused == []
+    assert plan.days == days(1, 2, 3)
+
+    # A day of the other part is published again while the first part is rewritten.
+    checked, ran = migrate._verify_rewrite, []
+
+    def publish_meanwhile(*arguments: Any) -> Any:
+        result = checked(*arguments)
+        if not ran:
+            changed = [(*US_ROWS[1][:2], 8, *US_ROWS[1][3:])]
+            ran.append(publish_rows(pipeline, spark, US, changed, "third us run"))
+        return result
+
+    monkeypatch.setattr(migrate, "_verify_rewrite", publish_meanwhile)
+    writer = make_writer(pipeline, WIDER_PARTS[1])
+    messages = list(migrate_table(writer, WIDER_PARTS[0]))
+    assert ran == [[Outcome.WRITTEN]]
+    assert sum("another run committed first" in text for text in messages) == 1
+    assert rows_by_part(spark, pipeline) == {
+        (part, n, customer, 8 if (part, n) == ("us", 3) else orders)
+        for part, n, customer, orders in rows
+    }
+    assert load_log(url).schema().to_json() == delta_schema(WIDER_PARTS[0]).to_json()
+
+    after = {part.part: read_ledger(url, part) for part in WIDER_PARTS}
+    for part, part_days in (("eu", days(1, 2)), ("us", days(2, 3))):
+        ledger = after[part]
+        assert ledger.published_days == part_days
+        assert not ledger.external_commits
+        record = ledger.records[-1]
+        assert record.run_id == after["eu"].records[-1].run_id
+        assert record.written_days == record.days.keys() == part_days
+        assert (record.version, record.run_id.split("-")[0]) == (
+            after["eu"].records[-1].version,
+            "migrate",
+        )
+    made_of = {d: after["eu"].current_record(d).input_digest for d in days(1, 2)}
+    assert made_of == {d: before["eu"].current_record(d).input_digest for d in days(1, 2)}
+    assert (read_migration(url, *WIDER_PARTS) or plan).changes == []
+
+
+def test_a_part_is_undone_across_a_migration(parts_pipeline, spark):
+    pipeline, url = parts_pipeline, parts_pipeline.io_manager.url(EU)
+    list(migrate_table(make_writer(pipeline, WIDER_PARTS[0]), WIDER_PARTS[1]))
+    rows = rows_by_part(spark, pipeline)
+    deployment = Deployment(pipeline.settings)
+    tables = [*deployment.tables.values(), *WIDER_PARTS]
+    deployment.__dict__["graph"] = Graph.from_tables(tables, deployment.policy)
+    ((_, results),) = undo_backfill(pipeline.io_manager, deployment, "second us run", "undo", {})
+    assert [result.outcome for result in results] == [Outcome.WRITTEN]
+    assert rows_by_part(spark, pipeline) == {
+        (part, n, customer, 3 if (part, n) == ("us", 2) else orders)
+        for part, n, customer, orders in rows
+    }
+    for part, part_days in zip(WIDER_PARTS, (days(1, 2), days(2, 3)), strict=True):
+        assert read_ledger(url, part).published_days == part_days
+        assert check_read(deployment, part, part_days).problems == []
+
+
+def test_a_part_whose_rows_nobody_declares_is_not_lost(parts_pipeline, spark):
+    """Files of a part that is not rewritten would be read under columns that they do not have."""
+    url, (only_eu,) = parts_pipeline.io_manager.url(EU), make_parts(2, "eu", **WIDER_COLUMNS)
+    version = load_log(url).version()
+    with pytest.raises(SchemaError, match=r"it has rows of us, which its dimension does not have"):
+        list(migrate_table(make_writer(parts_pipeline, only_eu)))
+    assert load_log(url).version() == version
+    # What only the log tells needs no row of it.
+    (described,) = make_parts(2, "eu", note=None)
+    assert list(migrate_table(make_writer(parts_pipeline, described)))
+    assert rows_by_part(spark, parts_pipeline) >= {("us", 3, "c", 4)}

@@ -50,7 +50,7 @@ from backfill_assets.calendar.partitions import (
 )
 from backfill_assets.cli import cli, main
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta import ledger_reader
+from backfill_assets.delta import ledger_reader, migrate
 from backfill_assets.delta.commits import PartRecord, Writer
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -1023,6 +1023,23 @@ def parse(*arguments: str) -> dict[str, Any]:
     command = cli.get_command(parent, name)
     assert command is not None
     return command.make_context(name, rest, parent).params
+
+
+def test_a_migration_is_of_all_parts_of_a_table(_settings, monkeypatch):
+    migrated = []
+
+    def note_parts(url: str, *parts: Table) -> None:
+        migrated.append((url.rpartition("/")[2], [table.name for table in parts]))
+
+    monkeypatch.setattr(migrate, "read_migration", note_parts)
+    orders = ("region_orders", [f"region_orders/{part}" for part in REGION.values])
+    for arguments in (["region_orders/eu"], ["--select", "region_orders", "--part", "us"]):
+        assert main(["migrate", *arguments]) == 0
+        assert migrated == [orders]
+        migrated.clear()
+    assert main(["migrate"]) == 0
+    assert len(migrated) == len(GRAPH.assets)
+    assert orders in migrated
 
 
 def names_of(part: str, *assets: str) -> tuple[str, ...]:

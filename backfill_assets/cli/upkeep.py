@@ -176,16 +176,18 @@ def _format_result(result: AcceptedCode) -> str:
 def migrate(out: Output, tables: Sequence[str], plan_only: bool) -> Status:
     """Change the columns of tables to those of their models.
 
-    TABLES are the same as those of --select; all if none is given. Readers see a table as it was or
-    as it is to be. It ends with 1 if a table cannot be changed in place.
+    TABLES are the same as those of --select; all if none is given. All parts of a table are
+    migrated together. Readers see a table as it was or as it is to be. It ends with 1 if a table
+    cannot be changed in place.
     """
     deployment = open_deployment()
-    from backfill_assets.delta import migrate
+    from backfill_assets.delta.migrate import read_migration
+    from backfill_assets.tables.table import asset_name
 
-    known = deployment.tables
+    parts = deployment.graph.assets
     migrations = {
-        name: migrate.read_migration(deployment.table_url(name), known[name])
-        for name in tables or known
+        name: read_migration(deployment.table_url(name), *parts[name])
+        for name in dict.fromkeys(map(asset_name, tables or deployment.tables))
     }
     pending = {
         name: migration
@@ -225,5 +227,6 @@ def _migrate_table(out: Output, deployment: Deployment, name: str) -> None:
     from backfill_assets.delta.commits import Writer
     from backfill_assets.delta.migrate import migrate_table
 
-    for text in migrate_table(Writer.from_settings(deployment.settings, deployment.tables[name])):
+    first, *other_parts = deployment.graph.assets[name]
+    for text in migrate_table(Writer.from_settings(deployment.settings, first), *other_parts):
         out.print_text(f"{name}: {text}")

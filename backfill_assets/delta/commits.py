@@ -220,11 +220,7 @@ class Writer:
             return None
         try:
             full_metadata = _commit_metadata(metadata, days, [current, *ledgers[1:]])
-            if others:
-                common = {name: full_metadata[name] for name in ("days", "commit_id")}
-                full_metadata["other_parts"] = [
-                    {**other.metadata, **common, "part": other.since.table.part} for other in others
-                ]
+            full_metadata = with_other_parts(full_metadata, others)
             return self.commit_files(files, days, full_metadata, current)
         except (DeltaError, OSError) as error:
             raise self._to_publish_error(days, error) from error
@@ -441,6 +437,13 @@ def _commit_metadata(
         "commit_id": uuid4().hex,
         **({"code_parts": parts} if parts else {}),
     }
+
+
+def with_other_parts(metadata: dict[str, Any], others: Sequence[PartRecord]) -> dict[str, Any]:
+    """The record of a commit with those of other parts, whose days are its own unless they say."""
+    common = {name: metadata[name] for name in ("days", "commit_id")}
+    records = [{**common, **record, "part": since.table.part} for record, since in others]
+    return {**metadata, "other_parts": records} if others else metadata
 
 
 def is_conflict(error: Exception) -> bool:

@@ -11,8 +11,9 @@ the last step, the schema version is the old one, and no code writes to the tabl
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +28,13 @@ from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
 from backfill_assets.calendar.partitions import to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
-from backfill_assets.delta.commits import PublishError, Writer, summarize_error
+from backfill_assets.delta.commits import (
+    PartRecord,
+    PublishError,
+    Writer,
+    summarize_error,
+    with_other_parts,
+)
 from backfill_assets.delta.data_files import count_rows, list_data_files, rows_of_files
 from backfill_assets.delta.delta_rs import RACE_ATTEMPTS, delta_log, race_attempts
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -40,35 +47,44 @@ from backfill_assets.tables.columns import renamed_from
 from backfill_assets.tables.table import SchemaError, Table
 
 
-def build_migration_record(
-    migration: migration_plan.Migration, measured: Mapping[date, DayMetrics], current: Ledger
-) -> dict[str, Any]:
-    """The record of a migration: the records of the rewritten days, with new figures.
+@dataclass
+class _RewrittenDays:
+    """By day, its old data files, and its new ones that no commit names yet, with their metrics."""
 
-    Days that other writers changed since they were published get no record.
+    source_files: dict[date, frozenset[str]] = field(default_factory=dict)
+    files: dict[date, list[AddAction]] = field(default_factory=dict)
+    measured: dict[date, DayMetrics] = field(default_factory=dict)
+
+
+def build_migration_record(
+    migration: migration_plan.Migration, ledger: Ledger, staged: _RewrittenDays, version: int
+) -> dict[str, Any]:
+    """The record of a migration for one of its ledgers: those of rewritten days, with new figures.
+
+    Days that other writers changed since they were published get no record. The commit is made on
+    top of `version`.
     """
-    ledger = migration.ledger
-    days = [day for day in sorted(migration.days) if ledger.current_record(day)]
+    rewritten_days = sorted(migration.days & staged.source_files.keys())
+    days = [day for day in rewritten_days if ledger.current_record(day)]
     reason = "; ".join(change.text for change in migration.changes)
     # An undo must find the commit that computed a day's rows, and not the migration.
-    as_of = {str(current.version): to_ranges(migration.days)} if migration.days else {}
+    as_of = {str(version): to_ranges(rewritten_days)} if rewritten_days else {}
     return {
         **build_carried_record(
             ledger,
             # Row count, verdict and findings stay as published.
             {
                 day: msgspec.structs.replace(
-                    ledger.latest[day].days[day], **records.encode_metrics(measured[day])
+                    ledger.latest[day].days[day], **records.encode_metrics(staged.measured[day])
                 )
                 for day in days
             },
             {day: ledger.latest[day].day_provenance(day) for day in days},
             _without_row_changes(ledger, days, records.CommitDetails(as_of=as_of)),
         ),
-        "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
-        "since": current.version,
-        "days": [str(window) for window in to_windows(migration.days)],
+        "since": version,
+        "days": [str(window) for window in to_windows(rewritten_days)],
         "reasons": {"schema change": to_ranges(days)},
     }
 
@@ -209,27 +225,27 @@ def _without_row_changes(
 CHUNK_DAYS = 200
 
 
-@dataclass
-class _RewrittenDays:
-    """By day, its old data files, and its new ones that no commit names yet, with their metrics."""
-
-    source_files: dict[date, frozenset[str]] = field(default_factory=dict)
-    files: dict[date, list[AddAction]] = field(default_factory=dict)
-    measured: dict[date, DayMetrics] = field(default_factory=dict)
-
-
-def read_migration(url: str, table: Table) -> migration_plan.Migration | None:
-    """Plan the migration of a table; None if there is no table."""
-    ledger = read_ledger(url, table)
+def read_migration(url: str, table: Table, *other_parts: Table) -> migration_plan.Migration | None:
+    """Plan the migration of a table, of all its parts together; None if there is no table."""
+    ledger, *others = (read_ledger(url, part) for part in (table, *other_parts))
     if ledger.version is None:
         return None
-    migration = migration_plan.plan_migration(ledger, _null_days(url, ledger))
-    if table.part and migration.changes:
+    migration = migration_plan.plan_migration(ledger, _null_days(url, ledger), others)
+    if migration.days and (parts := _missing_parts(url, migration)):
         migration.refused.append(
-            "its columns are those of all parts, which are not migrated together: move its folder "
-            "away, and launch its days"
+            f"it has rows of {', '.join(parts)}, which its dimension does not have: put them back, "
+            "`retired` if nothing is expected of them, or delete their rows"
         )
     return migration
+
+
+def _missing_parts(url: str, migration: migration_plan.Migration) -> list[str]:
+    """The parts that have rows in the table, and are not in the migration."""
+    if not (column := migration.table.part_column):
+        return []
+    log = delta_log(url, migration.ledger.version).load()
+    stored = {*pa.table(log.get_add_actions(flatten=True))[f"partition.{column}"].to_pylist()}
+    return sorted(map(str, stored - {ledger.table.part for ledger in migration.ledgers}))
 
 
 def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
@@ -259,17 +275,19 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
     return null_days
 
 
-def migrate_table(writer: Writer) -> Iterator[str]:
+def migrate_table(writer: Writer, *other_parts: Table) -> Iterator[str]:
     """Migrate a table to the columns of its model; yields one sentence for each step.
+
+    A table with parts is migrated in one commit: `other_parts` are all but that of the writer.
 
     Raises:
         SchemaError: something cannot be changed in place. Nothing was written.
         PublishError: columns and days are unchanged.
         EngineError: the engine was lost; run the migration again.
     """
-    staged = _RewrittenDays()
+    staged = {part.part: _RewrittenDays() for part in (writer.table, *other_parts)}
     for _ in race_attempts():  # days that others have changed are rewritten again
-        migration = read_migration(writer.url, writer.table)
+        migration = read_migration(writer.url, writer.table, *other_parts)
         if migration is None:
             return
         raise_if_refused(migration)
@@ -283,10 +301,11 @@ def migrate_table(writer: Writer) -> Iterator[str]:
             yield from _finish_migration(writer, migration)
             return
         yield "another run committed first; what it changed is looked at again"
-    _remove_staged(writer, staged, staged.files)
+    for rewritten in staged.values():
+        _remove_staged(writer, rewritten, rewritten.files)
     raise PublishError(
-        f"{writer.table.name}: other runs committed first {RACE_ATTEMPTS} times in a row. Its "
-        "columns and days are as they left them. Migrate it when they are through."
+        f"{writer.table.asset_name}: other runs committed first {RACE_ATTEMPTS} times in a row. "
+        "Its columns and days are as they left them. Migrate it when they are through."
     )
 
 
@@ -298,31 +317,35 @@ def raise_if_refused(migration: migration_plan.Migration) -> None:
     """
     if migration.refused:
         raise SchemaError(
-            f"{migration.ledger.table.name} cannot be migrated: {'; '.join(migration.refused)}. "
+            f"{migration.table.asset_name} cannot be migrated: {'; '.join(migration.refused)}. "
             "Nothing was written; the table is as it was."
         )
 
 
 def _apply_changes(
-    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays
+    writer: Writer, migration: migration_plan.Migration, staged: Mapping[str, _RewrittenDays]
 ) -> int | None:
     """Change the columns and files in one commit; None if another commit came first."""
-    ledger = migration.ledger
+    ledgers = migration.ledgers
+    if not _have_same_version(ledgers):
+        return None
     try:
         if migration.days:
-            _rewrite_days(writer, migration, staged)
+            for ledger in ledgers:
+                part_writer = replace(writer, table=ledger.table)
+                _rewrite_days(part_writer, migration.days, ledger, staged[ledger.table.part])
         if _prepare_log(writer.url, migration):
-            current = read_ledger(writer.url, writer.table)
-            if not _have_same_files(writer, ledger, current):
+            ledgers = [read_ledger(writer.url, ledger.table) for ledger in ledgers]
+            unchanged = map(partial(_have_same_files, writer.url), migration.ledgers, ledgers)
+            if not (_have_same_version(ledgers) and all(unchanged)):
                 return None
-            ledger = current
-        return _commit_migration(writer, migration, staged, ledger)
+        return _commit_migration(writer, migration, staged, ledgers[0])
     except (DeltaError, OSError, *SPARK_ERRORS) as error:
         _raise_if_engine_lost(writer.table, error)
         raise PublishError(
-            f"{writer.table.name}: the migration failed ({summarize_error(error)}). Its columns "
-            "and days are as they were, and data files that no commit names are left to VACUUM. "
-            "Migrate it again."
+            f"{writer.table.asset_name}: the migration failed ({summarize_error(error)}). Its "
+            "columns and days are as they were, and data files that no commit names are left to "
+            "VACUUM. Migrate it again."
         ) from error
 
 
@@ -340,26 +363,31 @@ def _prepare_log(url: str, migration: migration_plan.Migration) -> bool:
     return bool(rules or properties)
 
 
-def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
+def _have_same_version(ledgers: Iterable[Ledger]) -> bool:
+    """Whether no commit came between the reads of these parts."""
+    return len({ledger.version for ledger in ledgers}) == 1
+
+
+def _have_same_files(url: str, previous: Ledger, current: Ledger) -> bool:
     """Whether the days have the same data files in both versions; False if unknown."""
     if current.rows is None:  # deletion vectors remove rows without a new file
         return False
     versions = (previous.version or 0, current.version or 0)
     first, second = (
-        set(list_data_files(writer.url, writer.table, previous.stored, version)["path"].to_pylist())
+        set(list_data_files(url, previous.table, previous.stored, version)["path"].to_pylist())
         for version in versions
     )
     return first == second and previous.stored.keys() == current.stored.keys()
 
 
 def _rewrite_days(
-    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays
+    writer: Writer, migrated_days: Collection[date], ledger: Ledger, staged: _RewrittenDays
 ) -> None:
-    """Rewrite the days whose files are not staged yet, or have changed since."""
-    ledger, table = migration.ledger, writer.table
+    """Rewrite the days of a ledger whose files are not staged yet, or have changed since."""
+    table = ledger.table
     version = ledger.version or 0
     source_files: dict[date, set[str]] = {}
-    for file in list_data_files(writer.url, table, migration.days, version).to_pylist():
+    for file in list_data_files(writer.url, table, migrated_days, version).to_pylist():
         source_files.setdefault(file["day"], set()).add(file["path"])
     comparable = ledger.rows is not None  # deletion vectors remove rows without a new file
     old = [
@@ -415,16 +443,25 @@ def _verify_rewrite(
 
 
 def _commit_migration(
-    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays, ledger: Ledger
+    writer: Writer,
+    migration: migration_plan.Migration,
+    staged: Mapping[str, _RewrittenDays],
+    current: Ledger,
 ) -> int | None:
     """Commit columns and files as the version after the ledger's; None if another came first."""
-    days = sorted(migration.days)
-    metadata = {
-        **build_migration_record(migration, staged.measured, ledger),
-        "commit_id": uuid4().hex,
-    }
+    run_id, files = f"migrate-{uuid4().hex[:12]}", defaultdict[date, list[AddAction]](list)
+    part_records = []
+    for ledger in migration.ledgers:
+        rewritten = staged[ledger.table.part]
+        record = build_migration_record(migration, ledger, rewritten, current.version or 0)
+        part_records.append(PartRecord({**record, "run_id": run_id}, ledger))
+        for day, day_files in rewritten.files.items():
+            files[day] += day_files
+    metadata = {**part_records[0].metadata, "commit_id": uuid4().hex}
     schema = table_schema.delta_schema(writer.table)
-    return writer.commit_files(staged.files, days, metadata, ledger, schema)
+    return writer.commit_files(
+        files, sorted(migration.days), with_other_parts(metadata, part_records[1:]), current, schema
+    )
 
 
 def _finish_migration(writer: Writer, migration: migration_plan.Migration) -> Iterator[str]:
@@ -453,11 +490,11 @@ def _raise_if_engine_lost(table: Table, error: Exception) -> None:
     """
     if is_engine_lost(error):
         raise EngineError(
-            f"the Spark engine was lost while {table.name} was migrated "
+            f"the Spark engine was lost while {table.asset_name} was migrated "
             f"({summarize_error(error)}). The table is as it was, or has the columns of the model "
             "already; data files that no commit names are left to VACUUM. See that the engine has "
-            f"memory and disk, and run `backfill-assets migrate {table.name}` again: it does what "
-            "is left."
+            f"memory and disk, and run `backfill-assets migrate {table.asset_name}` again: it "
+            "does what is left."
         ) from error
 
 

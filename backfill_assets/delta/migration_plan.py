@@ -5,7 +5,7 @@ It is made from the model and the log alone; no row is read. `migrate` runs it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -38,6 +38,7 @@ class Migration:
 
     Attributes:
         ledger: the ledger that the plan is based on.
+        others: of a table with parts, the ledgers of its other parts.
         changes: the changes in order.
         refused: changes that cannot be made in place, a sentence each; if any, nothing is done.
         sources: by column of the model, the column of the table to read; None for null.
@@ -46,6 +47,7 @@ class Migration:
     """
 
     ledger: Ledger
+    others: Sequence[Ledger] = ()
     changes: list[SchemaChange] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     sources: dict[str, str | None] = field(default_factory=dict)
@@ -56,6 +58,16 @@ class Migration:
     def table(self) -> Table:
         """The declaration of the table."""
         return self.ledger.table
+
+    @property
+    def ledgers(self) -> Sequence[Ledger]:
+        """The ledgers of all parts; of a table without parts, its own."""
+        return [self.ledger, *self.others]
+
+    @cached_property
+    def stored_days(self) -> frozenset[date]:
+        """The days with rows, of all parts; None is among them if rows have no day."""
+        return frozenset().union(*(ledger.stored for ledger in self.ledgers))
 
     @property
     def metadata(self) -> TableMetadata:
@@ -80,15 +92,20 @@ class Migration:
     @property
     def rewrites_all_files(self) -> bool:
         """Whether every day is rewritten."""
-        return bool(self.days) and self.days == frozenset(self.ledger.stored)
+        return bool(self.days) and self.days == self.stored_days
 
 
-def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
+def plan_migration(
+    ledger: Ledger,
+    nulls: Mapping[str, Mapping[date, int | None]],
+    others: Sequence[Ledger] = (),
+) -> Migration:
     """Plan the changes that turn an existing table into the one of its model.
 
     `nulls` has, by column of the table, the days with nulls and their number; None if unknown.
+    `others` are the ledgers of other parts of the table.
     """
-    migration = Migration(ledger)
+    migration = Migration(ledger, others)
     table, stored = ledger.table, migration.stored
     _check_table(migration)
     if migration.refused:
@@ -122,7 +139,7 @@ def _check_table(migration: Migration) -> None:
             f"{table.schema_version}: install the code that has it"
         )
     migration.refused.extend(table_schema.layout_differences(table, metadata))
-    if None in set(migration.ledger.stored):
+    if None in migration.stored_days:
         migration.refused.append(f"it has rows without a {table.partition}: delete them")
 
 
@@ -134,7 +151,7 @@ def _plan_column(
     It also sets the column's source, which `_plan_dropped` reads.
     """
     name, model, stored = column.name, migration.table.columns[column.name], migration.stored
-    days = frozenset(migration.ledger.stored)
+    days = migration.stored_days
     old = renamed_from(model)
     source = name if name in stored else old if old in stored else None
     migration.sources[name] = source
@@ -213,7 +230,7 @@ def _plan_dropped(migration: Migration) -> None:
         if name in migration.table.columns or name in used:
             continue
         text = f"column {name} is dropped"
-        if migration.ledger.stored:
+        if migration.stored_days:
             text += "; its values stay in data files until their days are written again"
         migration.change(text)
         migration.relaxed_columns.add(name)
@@ -233,7 +250,7 @@ def _plan_gaps(migration: Migration) -> None:
                 "it is, or rebuild the table"
             )
             continue
-        days = frozenset(day for day in migration.ledger.stored if day < gap.since)
+        days = frozenset(day for day in migration.stored_days if day < gap.since)
         migration.change(f"column {name} is {gap.default!r} before {gap.since}", days)
 
 
