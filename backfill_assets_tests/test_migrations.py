@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyspark.sql.types as T
 import pytest
+from msgspec import structs
 from pandera.pyspark import Field
 
 from backfill_assets.backfills.undo import UndoRefusedError, undo_backfill
@@ -25,6 +26,7 @@ from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
 from backfill_assets.delta.migrate import migrate_table, read_migration
 from backfill_assets.delta.migration_plan import Migration, plan_migration
 from backfill_assets.delta.read_check import check_read
+from backfill_assets.delta.records import CommitDetails, PublishedDay
 from backfill_assets.delta.table_schema import (
     COLUMN_GAPS,
     CONSTRAINT,
@@ -39,7 +41,7 @@ from backfill_assets.delta.table_schema import (
 )
 from backfill_assets.delta.table_schema import DROPPED_COLUMNS as DROPPED_PROPERTY
 from backfill_assets.deployment import Deployment
-from backfill_assets.publish.types import Outcome
+from backfill_assets.publish.types import ComputedDays, Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import (
@@ -54,7 +56,7 @@ from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table,
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day
-from backfill_assets_tests.helpers.publish_rows import publish_frame
+from backfill_assets_tests.helpers.publish_rows import publish_days, publish_frame
 
 
 def note_renamed_from(old: str) -> Any:
@@ -507,6 +509,21 @@ def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spa
     assert len([*Path(url).glob("run_date=*/*.parquet")]) == 3 + 1 + 3
 
 
+def test_a_run_of_the_old_code_cannot_commit_after_a_migration(url, pipeline, spark):
+    """It was planned before; the day that it adds has no record that the migration changes."""
+    frame = spark.createDataFrame([(day(4), *ROWS[0][1:])], BEFORE.struct_type)
+
+    def migrate_meanwhile(window: DaySet) -> ComputedDays:
+        list(migrate_table(make_writer(pipeline, RENAMED)))
+        return ComputedDays(frame, {})
+
+    requested = DaySet.from_days([day(4)])
+    with pytest.raises(SchemaError, match="schema has version 2, and the code has 1"):
+        publish_days(pipeline.io_manager, BEFORE, requested, migrate_meanwhile, "that")
+    assert {row["remark"] for row in rows_in_all_readers(spark, url)} == {"x", "y", "z", "w"}
+    assert read_ledger(url, RENAMED).published_days == days(1, 2, 3)
+
+
 def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, monkeypatch):
     before = rows_in_all_readers(spark, url)
     honest = migrate.measure_days
@@ -620,15 +637,21 @@ WIDER_PARTS = make_parts(
 US_ROWS = [(*row, "us") for row in (ROWS[2], ROWS[3])]
 
 
-@pytest.fixture
-def parts_pipeline(engine, spark, tmp_path) -> Pipeline:
-    """Days 1 and 2 of one part, 2 and 3 of the other; its day 2 was published twice."""
-    pipeline = Pipeline(engine, tmp_path)
+@pytest.fixture(scope="module")
+def original_parts(engine, spark, tmp_path_factory) -> Path:
+    """Days 1 and 2 of one part, 2 and 3 of the other, whose day 2 was published twice."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("parts"))
     publish_rows(pipeline, spark, EU, [(*row, "eu") for row in ROWS[:3]], "eu run")
     publish_rows(pipeline, spark, US, US_ROWS, "us run")
     second = [(*US_ROWS[0][:2], 7, *US_ROWS[0][3:])]
     assert publish_rows(pipeline, spark, US, second, "second us run") == [Outcome.WRITTEN]
-    return pipeline
+    return pipeline.root
+
+
+@pytest.fixture
+def parts_pipeline(engine, original_parts, tmp_path) -> Pipeline:
+    copy_loaded(original_parts, tmp_path)
+    return Pipeline(engine, tmp_path)
 
 
 def rows_by_part(spark, pipeline: Pipeline) -> set[tuple]:
@@ -678,8 +701,9 @@ def test_all_parts_of_a_table_are_migrated_in_one_commit(parts_pipeline, spark, 
             after["eu"].records[-1].version,
             "migrate",
         )
-    made_of = {d: after["eu"].current_record(d).input_digest for d in days(1, 2)}
-    assert made_of == {d: before["eu"].current_record(d).input_digest for d in days(1, 2)}
+    for part, n in (("eu", 1), ("eu", 2), ("us", 2)):
+        made_of = after[part].current_record(day(n)).input_digest
+        assert made_of == before[part].current_record(day(n)).input_digest
     assert (read_migration(url, *WIDER_PARTS) or plan).changes == []
 
 
@@ -708,7 +732,61 @@ def test_a_part_whose_rows_nobody_declares_is_not_lost(parts_pipeline, spark):
     with pytest.raises(SchemaError, match=r"it has rows of us, which its dimension does not have"):
         list(migrate_table(make_writer(parts_pipeline, only_eu)))
     assert load_log(url).version() == version
-    # What only the log tells needs no row of it.
-    (described,) = make_parts(2, "eu", note=None)
-    assert list(migrate_table(make_writer(parts_pipeline, described)))
-    assert rows_by_part(spark, parts_pipeline) >= {("us", 3, "c", 4)}
+    # Nor would it be known later which of its columns are to be ignored or filled.
+    for column in ({"note": None}, {"channel": CHANNEL}):
+        (only_eu,) = make_parts(2, "eu", **column)
+        assert "it has rows of us" in read_migration(url, only_eu).refused[0]
+
+
+def test_what_is_recorded_of_a_part_meanwhile_is_carried_over(parts_pipeline, spark, monkeypatch):
+    """The first step is a commit of properties: what came before it may concern records alone."""
+    pipeline, url = parts_pipeline, parts_pipeline.io_manager.url(EU)
+    # A column that is dropped, and one whose days are rewritten.
+    parts = make_parts(2, note=None, orders=WIDER_COLUMNS["orders"])
+    prepare, accepted = migrate._prepare_log, []
+
+    def accept_before(*arguments: Any) -> bool:
+        if not accepted:
+            ledger = read_ledger(url, US)
+            record = migrate.build_carried_record(
+                ledger,
+                {day(3): replace_input(ledger.latest[day(3)].days[day(3)])},
+                {day(3): ledger.latest[day(3)].day_provenance(day(3))},
+                CommitDetails(),
+            )
+            record |= {"run_id": "meanwhile", "since": ledger.version}
+            accepted.append(make_writer(pipeline, US).commit({}, [], record, ledger))
+        return prepare(*arguments)
+
+    monkeypatch.setattr(migrate, "_prepare_log", accept_before)
+    messages = list(migrate_table(make_writer(pipeline, parts[0]), parts[1]))
+    assert accepted != [None]
+    assert not any("another run committed first" in text for text in messages)
+    ledger = read_ledger(url, parts[1])
+    assert ledger.current_record(day(3)).input_digest == "as recorded meanwhile"
+    assert ledger.records[-1].days.keys() == days(2, 3)
+    assert {row["orders"] for row in rows_in_all_readers(spark, url)} == {1, 2, 3, 4, 7}
+
+
+def replace_input(published: PublishedDay) -> PublishedDay:
+    return structs.replace(published, input_digest="as recorded meanwhile")
+
+
+def test_a_change_of_the_log_alone_needs_one_record(parts_pipeline):
+    url, parts = parts_pipeline.io_manager.url(EU), make_parts(2, note=None)
+    files = load_log(url).file_uris()
+    assert list(migrate_table(make_writer(parts_pipeline, parts[0]), parts[1]))
+    assert load_log(url).file_uris() == files
+    eu, us = (read_ledger(url, part) for part in parts)
+    assert eu.records[-1].run_id.startswith("migrate-")
+    assert us.records[-1].run_id == "second us run"
+    assert (eu.published_days, us.published_days) == (days(1, 2), days(2, 3))
+    assert (read_migration(url, *parts) or Migration(eu)).changes == []
+
+
+def test_more_days_of_parts_than_a_commit_can_have_are_refused(parts_pipeline, monkeypatch):
+    monkeypatch.setattr(migrate, "_CELLS_PER_COMMIT", 3)
+    url = parts_pipeline.io_manager.url(EU)
+    with pytest.raises(SchemaError, match=r"4 days of all parts would be rewritten.* at most 3"):
+        list(migrate_table(make_writer(parts_pipeline, WIDER_PARTS[0]), WIDER_PARTS[1]))
+    assert read_ledger(url, EU).records[-1].run_id == "eu run"

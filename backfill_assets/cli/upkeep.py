@@ -184,10 +184,10 @@ def migrate(out: Output, tables: Sequence[str], plan_only: bool) -> Status:
     from backfill_assets.delta.migrate import read_migration
     from backfill_assets.tables.table import asset_name
 
-    parts = deployment.graph.assets
+    assets = deployment.graph.assets
     migrations = {
-        name: read_migration(deployment.table_url(name), *parts[name])
-        for name in dict.fromkeys(map(asset_name, tables or deployment.tables))
+        name: read_migration(deployment.table_url(name), *assets[name])
+        for name in dict.fromkeys(map(asset_name, tables or assets))
     }
     pending = {
         name: migration

@@ -30,7 +30,13 @@ from backfill_assets.delta.delta_rs import APPLICATION, NO_HOOKS, delta_log, loa
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import RETIREMENT
-from backfill_assets.delta.table_schema import SessionFactory, add_columns, create_table, is_empty
+from backfill_assets.delta.table_schema import (
+    SessionFactory,
+    add_columns,
+    create_table,
+    is_empty,
+    raise_if_schema_differs,
+)
 from backfill_assets.settings import UNDO_DAYS, Settings
 from backfill_assets.spark.filesystems import delete_folder, open_store
 from backfill_assets.spark.frames import gather_rows, read_observation
@@ -213,7 +219,10 @@ class Writer:
 
         Raises:
             PublishError: the commit failed; the table is unchanged.
+            SchemaError: the table has had other columns since, so that the files do not fit.
         """
+        if files:
+            raise_if_schema_differs(since, self.url)
         ledgers = [since, *(other.since for other in others)]
         current = self._prepare_table(ledgers, days)
         if current is None:
@@ -316,6 +325,7 @@ class Writer:
         since: Ledger,
     ) -> int | None:
         """Like `commit`, but merges the rows of the files by natural key; other rows stay."""
+        raise_if_schema_differs(since, self.url)
         current = self._prepare_table([since], days)
         if current is None:
             return None
@@ -440,7 +450,7 @@ def _commit_metadata(
 
 
 def with_other_parts(metadata: dict[str, Any], others: Sequence[PartRecord]) -> dict[str, Any]:
-    """The record of a commit with those of other parts, whose days are its own unless they say."""
+    """The record of a commit, with those of other parts: they have its days, or their own."""
     common = {name: metadata[name] for name in ("days", "commit_id")}
     records = [{**common, **record, "part": since.table.part} for record, since in others]
     return {**metadata, "other_parts": records} if others else metadata

@@ -6,14 +6,14 @@ of a target.
 A migration has three steps. First, the names of dropped columns are noted in a property, and
 constraints on changed columns are dropped. Then one commit changes columns and files; readers see
 only this one. Last, properties and constraints are set. A killed migration can be run again: until
-the last step, the schema version is the old one, and no code writes to the table.
+the last step, the schema version is the old one, and no code writes to the table. All parts of a
+table are migrated together.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -57,25 +57,24 @@ class _RewrittenDays:
 
 
 def build_migration_record(
-    migration: migration_plan.Migration, ledger: Ledger, staged: _RewrittenDays, version: int
+    migration: migration_plan.Migration, ledger: Ledger, rewritten: _RewrittenDays
 ) -> dict[str, Any]:
     """The record of a migration for one of its ledgers: those of rewritten days, with new figures.
 
-    Days that other writers changed since they were published get no record. The commit is made on
-    top of `version`.
+    Days that other writers changed since they were published get no record.
     """
-    rewritten_days = sorted(migration.days & staged.source_files.keys())
+    rewritten_days = sorted(migration.days & rewritten.source_files.keys())
     days = [day for day in rewritten_days if ledger.current_record(day)]
     reason = "; ".join(change.text for change in migration.changes)
     # An undo must find the commit that computed a day's rows, and not the migration.
-    as_of = {str(version): to_ranges(rewritten_days)} if rewritten_days else {}
+    as_of = {str(ledger.version): to_ranges(rewritten_days)} if rewritten_days else {}
     return {
         **build_carried_record(
             ledger,
             # Row count, verdict and findings stay as published.
             {
                 day: msgspec.structs.replace(
-                    ledger.latest[day].days[day], **records.encode_metrics(staged.measured[day])
+                    ledger.latest[day].days[day], **records.encode_metrics(rewritten.measured[day])
                 )
                 for day in days
             },
@@ -83,7 +82,7 @@ def build_migration_record(
             _without_row_changes(ledger, days, records.CommitDetails(as_of=as_of)),
         ),
         "reason": reason,
-        "since": version,
+        "since": ledger.version,
         "days": [str(window) for window in to_windows(rewritten_days)],
         "reasons": {"schema change": to_ranges(days)},
     }
@@ -221,34 +220,67 @@ def _without_row_changes(
     )
 
 
-#: Number of days that Spark rewrites at a time.
+#: Number of days of a part that Spark rewrites at a time.
 CHUNK_DAYS = 200
+#: Their records are one text in the commit, at some 1.2 KB each; JSON parsers of readers may take
+#: 20 million characters at most (jackson-core).
+_CELLS_PER_COMMIT = 15_000
 
 
 def read_migration(url: str, table: Table, *other_parts: Table) -> migration_plan.Migration | None:
-    """Plan the migration of a table, of all its parts together; None if there is no table."""
-    ledger, *others = (read_ledger(url, part) for part in (table, *other_parts))
-    if ledger.version is None:
+    """Plan the migration of a table, of all its parts together; None if there is no table.
+
+    Raises:
+        PublishError: other runs commit all the time.
+    """
+    ledger, *others = ledgers = _read_ledgers(url, [table, *other_parts])
+    if ledger.version is None or all(each.retirement_commit for each in ledgers):
         return None
-    migration = migration_plan.plan_migration(ledger, _null_days(url, ledger), others)
-    if migration.days and (parts := _missing_parts(url, migration)):
+    actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
+    migration = migration_plan.plan_migration(ledger, _null_days(ledger, actions), others)
+    if migration.changes and (parts := _undeclared_parts(migration, actions)):
         migration.refused.append(
             f"it has rows of {', '.join(parts)}, which its dimension does not have: put them back, "
             "`retired` if nothing is expected of them, or delete their rows"
         )
+    cells = sum(len(migration.days & each.stored.keys()) for each in ledgers)
+    if cells > _CELLS_PER_COMMIT:
+        migration.refused.append(
+            f"{cells:,} days of all parts would be rewritten, and one commit has the records of at "
+            f"most {_CELLS_PER_COMMIT:,}: move its folder away, and launch its days"
+        )
     return migration
 
 
-def _missing_parts(url: str, migration: migration_plan.Migration) -> list[str]:
-    """The parts that have rows in the table, and are not in the migration."""
-    if not (column := migration.table.part_column):
+def _read_ledgers(url: str, tables: Sequence[Table]) -> list[Ledger]:
+    """The ledgers of parts of a table, all at one version.
+
+    Raises:
+        PublishError: a commit comes between the reads, each time.
+    """
+    for _ in race_attempts():
+        ledgers = [read_ledger(url, table) for table in tables]
+        if len({ledger.version for ledger in ledgers}) == 1:
+            return ledgers
+    raise _overtaken_error(tables[0])
+
+
+def _overtaken_error(table: Table) -> PublishError:
+    return PublishError(
+        f"{table.asset_name}: other runs committed first {RACE_ATTEMPTS} times in a row. Its "
+        "columns and days are as they left them. Migrate it when they are through."
+    )
+
+
+def _undeclared_parts(migration: migration_plan.Migration, actions: pa.Table) -> list[str]:
+    """The parts that have rows in the table, by its files in the log, and are not in the plan."""
+    if not (column := migration.table.part_column) or not actions.num_rows:
         return []
-    log = delta_log(url, migration.ledger.version).load()
-    stored = {*pa.table(log.get_add_actions(flatten=True))[f"partition.{column}"].to_pylist()}
+    stored = {*actions[f"partition.{column}"].to_pylist()}
     return sorted(map(str, stored - {ledger.table.part for ledger in migration.ledgers}))
 
 
-def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
+def _null_days(ledger: Ledger, actions: pa.Table) -> dict[str, dict[date, int | None]]:
     """By column that becomes required, the days with nulls and their number; None if unknown."""
     assert ledger.metadata is not None
     table = ledger.table
@@ -259,7 +291,6 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
     names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in required]
     if not names or ledger.metadata.partitioned_by != table.partition_columns:
         return {}
-    actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
     null_days: dict[str, dict[date, int | None]] = {name: {} for name in names}
     for name in names:
         count = f"null_count.{name}"
@@ -278,35 +309,32 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
 def migrate_table(writer: Writer, *other_parts: Table) -> Iterator[str]:
     """Migrate a table to the columns of its model; yields one sentence for each step.
 
-    A table with parts is migrated in one commit: `other_parts` are all but that of the writer.
+    `other_parts` are those of the table besides the part of the writer.
 
     Raises:
         SchemaError: something cannot be changed in place. Nothing was written.
         PublishError: columns and days are unchanged.
         EngineError: the engine was lost; run the migration again.
     """
-    staged = {part.part: _RewrittenDays() for part in (writer.table, *other_parts)}
+    staged_by_part = {part.part: _RewrittenDays() for part in (writer.table, *other_parts)}
     for _ in race_attempts():  # days that others have changed are rewritten again
         migration = read_migration(writer.url, writer.table, *other_parts)
         if migration is None:
             return
         raise_if_refused(migration)
         if not migration.changes:
+            _remove_all_staged(writer, staged_by_part)  # somebody else was first
             yield from _finish_migration(writer, migration)
             return
         for change in migration.changes:
             yield f"{change.text} ({change.cost})"
-        if (version := _apply_changes(writer, migration, staged)) is not None:
+        if (version := _apply_changes(writer, migration, staged_by_part)) is not None:
             yield f"version {version} has the columns of the model"
             yield from _finish_migration(writer, migration)
             return
         yield "another run committed first; what it changed is looked at again"
-    for rewritten in staged.values():
-        _remove_staged(writer, rewritten, rewritten.files)
-    raise PublishError(
-        f"{writer.table.asset_name}: other runs committed first {RACE_ATTEMPTS} times in a row. "
-        "Its columns and days are as they left them. Migrate it when they are through."
-    )
+    _remove_all_staged(writer, staged_by_part)
+    raise _overtaken_error(writer.table)
 
 
 def raise_if_refused(migration: migration_plan.Migration) -> None:
@@ -323,23 +351,24 @@ def raise_if_refused(migration: migration_plan.Migration) -> None:
 
 
 def _apply_changes(
-    writer: Writer, migration: migration_plan.Migration, staged: Mapping[str, _RewrittenDays]
+    writer: Writer,
+    migration: migration_plan.Migration,
+    staged_by_part: Mapping[str, _RewrittenDays],
 ) -> int | None:
     """Change the columns and files in one commit; None if another commit came first."""
     ledgers = migration.ledgers
-    if not _have_same_version(ledgers):
-        return None
     try:
         if migration.days:
             for ledger in ledgers:
                 part_writer = replace(writer, table=ledger.table)
-                _rewrite_days(part_writer, migration.days, ledger, staged[ledger.table.part])
+                staged = staged_by_part[ledger.table.part]
+                _rewrite_days(part_writer, migration.days, ledger, staged)
         if _prepare_log(writer.url, migration):
-            ledgers = [read_ledger(writer.url, ledger.table) for ledger in ledgers]
-            unchanged = map(partial(_have_same_files, writer.url), migration.ledgers, ledgers)
-            if not (_have_same_version(ledgers) and all(unchanged)):
+            # What others have recorded of the same files meanwhile is carried over.
+            ledgers = _read_ledgers(writer.url, [ledger.table for ledger in ledgers])
+            if not _have_same_files(writer.url, migration.ledgers, ledgers):
                 return None
-        return _commit_migration(writer, migration, staged, ledgers[0])
+        return _commit_migration(writer, migration, staged_by_part, ledgers)
     except (DeltaError, OSError, *SPARK_ERRORS) as error:
         _raise_if_engine_lost(writer.table, error)
         raise PublishError(
@@ -363,21 +392,15 @@ def _prepare_log(url: str, migration: migration_plan.Migration) -> bool:
     return bool(rules or properties)
 
 
-def _have_same_version(ledgers: Iterable[Ledger]) -> bool:
-    """Whether no commit came between the reads of these parts."""
-    return len({ledger.version for ledger in ledgers}) == 1
-
-
-def _have_same_files(url: str, previous: Ledger, current: Ledger) -> bool:
-    """Whether the days have the same data files in both versions; False if unknown."""
-    if current.rows is None:  # deletion vectors remove rows without a new file
+def _have_same_files(url: str, previous: Sequence[Ledger], current: Sequence[Ledger]) -> bool:
+    """Whether a table has the same data files at both versions; False if unknown."""
+    if any(ledger.rows is None for ledger in current):  # deletion vectors change no file
         return False
-    versions = (previous.version or 0, current.version or 0)
     first, second = (
-        set(list_data_files(url, previous.table, previous.stored, version)["path"].to_pylist())
-        for version in versions
+        set(delta_log(url, ledgers[0].version).load().file_uris())
+        for ledgers in (previous, current)
     )
-    return first == second and previous.stored.keys() == current.stored.keys()
+    return first == second
 
 
 def _rewrite_days(
@@ -397,6 +420,8 @@ def _rewrite_days(
     ]
     _remove_staged(writer, staged, old)
     remaining_days = sorted(source_files.keys() - staged.source_files.keys())
+    if not remaining_days:
+        return
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
     for start in range(0, len(remaining_days), CHUNK_DAYS):
         days = remaining_days[start : start + CHUNK_DAYS]
@@ -445,22 +470,30 @@ def _verify_rewrite(
 def _commit_migration(
     writer: Writer,
     migration: migration_plan.Migration,
-    staged: Mapping[str, _RewrittenDays],
-    current: Ledger,
+    staged_by_part: Mapping[str, _RewrittenDays],
+    ledgers: Sequence[Ledger],
 ) -> int | None:
-    """Commit columns and files as the version after the ledger's; None if another came first."""
-    run_id, files = f"migrate-{uuid4().hex[:12]}", defaultdict[date, list[AddAction]](list)
+    """Commit columns and files as the version after the ledgers'; None if another came first."""
+    run = {"run_id": f"migrate-{uuid4().hex[:12]}"}
+    files = defaultdict[date, list[AddAction]](list)
     part_records = []
-    for ledger in migration.ledgers:
-        rewritten = staged[ledger.table.part]
-        record = build_migration_record(migration, ledger, rewritten, current.version or 0)
-        part_records.append(PartRecord({**record, "run_id": run_id}, ledger))
+    for ledger in ledgers:
+        rewritten = staged_by_part[ledger.table.part]
+        if rewritten.source_files:  # of the others, nothing is to be recorded
+            record = build_migration_record(migration, ledger, rewritten)
+            part_records.append(PartRecord({**record, **run}, ledger))
         for day, day_files in rewritten.files.items():
             files[day] += day_files
-    metadata = {**part_records[0].metadata, "commit_id": uuid4().hex}
-    schema = table_schema.delta_schema(writer.table)
-    return writer.commit_files(
-        files, sorted(migration.days), with_other_parts(metadata, part_records[1:]), current, schema
+    if not part_records:
+        record = build_migration_record(migration, ledgers[0], _RewrittenDays())
+        part_records = [PartRecord({**record, **run}, ledgers[0])]
+    (metadata, ledger), *others = part_records
+    return replace(writer, table=ledger.table).commit_files(
+        files,
+        sorted(migration.days),
+        with_other_parts({**metadata, "commit_id": uuid4().hex}, others),
+        ledger,
+        table_schema.delta_schema(writer.table),
     )
 
 
@@ -496,6 +529,11 @@ def _raise_if_engine_lost(table: Table, error: Exception) -> None:
             f"memory and disk, and run `backfill-assets migrate {table.asset_name}` again: it "
             "does what is left."
         ) from error
+
+
+def _remove_all_staged(writer: Writer, staged_by_part: Mapping[str, _RewrittenDays]) -> None:
+    for staged in staged_by_part.values():
+        _remove_staged(writer, staged, staged.files)
 
 
 def _remove_staged(

@@ -197,8 +197,8 @@ def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | N
         )
     if stored_version < declared_version:
         return (
-            f"Run backfill-assets migrate {table.name} --plan, which tells each change; then the "
-            "same without --plan."
+            f"Run backfill-assets migrate {table.asset_name} --plan, which tells each change; then "
+            "the same without --plan."
         )
     source = "what it is made from" if inputs is None else " and ".join(inputs)
     source = source or (
@@ -208,9 +208,9 @@ def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | N
     return (
         "Only columns that may be null are added by themselves. Put back the code that wrote the "
         f"table; or give the model schema_version {stored_version + 1} and run backfill-assets "
-        f"migrate {table.name} --plan, which tells what can be changed in place; or give the table "
-        f"up, move its folder away and materialize all days of {table.name}: they are rebuilt from "
-        f"{source}."
+        f"migrate {table.asset_name} --plan, which tells what can be changed in place; or give the "
+        f"table up, move its folder away and materialize all days of {table.asset_name}: they are "
+        f"rebuilt from {source}."
     )
 
 
