@@ -31,7 +31,7 @@ from backfill_assets import (
     external_table,
     table,
 )
-from backfill_assets.backfills import history
+from backfill_assets.backfills import history, undo
 from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.backfills.planner import explain_left_out, split_runs
 from backfill_assets.backfills.stages import add_backfill
@@ -48,7 +48,7 @@ from backfill_assets.calendar.partitions import (
     range_of_run,
     split_key,
 )
-from backfill_assets.cli import cli, main
+from backfill_assets.cli import cli, main, outcomes, parameters
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import ledger_reader, migrate
 from backfill_assets.delta.commits import PartRecord, Writer
@@ -63,6 +63,7 @@ from backfill_assets.monitoring.next_runs import RunPlanner, _build_requests, ta
 from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.orders.tables import TABLES as PLAIN_TABLES
 from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.shadow import switch
 from backfill_assets.staleness.assess import assess
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.staleness.snapshot import Snapshot
@@ -989,6 +990,29 @@ def test_an_undo_of_a_part_changes_tables_of_that_part_alone():
     assert [*of_part[US.name].changes] == [day(2)]
     assert of_part.keys() == every.keys()
     assert not any(scope.problems for scope in of_part.values())
+
+
+@pytest.mark.parametrize(
+    ("partitions", "part", "options"),
+    [
+        (None, "", ""),
+        (None, "us", " --part us"),
+        (window(2, 2), "us", " --partitions 2024-01-02 --part us"),
+    ],
+)
+def test_the_plan_of_an_undo_names_the_command_for_the_same(monkeypatch, partitions, part, options):
+    runs = InventedRuns(DEPLOYMENT)
+    for built in (EU, US):
+        runs.build(built, (1, 2), run="run-before")
+        runs.build(built, 2, run="wrong-run")
+    monkeypatch.setattr(undo, "read_ledgers", lambda _: runs.ledgers)
+    monkeypatch.setattr(undo.UndoPlan, "problems", ())
+    monkeypatch.setattr(parameters, "chosen_part", lambda: part)
+    monkeypatch.setattr(switch, "resolve_names", lambda *_: ())
+    monkeypatch.setattr(switch, "refuse_undo", lambda *_: None)
+    printed = Mock(json=False)
+    outcomes._plan_undo(printed, DEPLOYMENT, Mock(), "wrong-run", partitions)
+    printed.print_note.assert_called_once_with(f"Next     backfill-assets undo wrong-run{options}")
 
 
 def test_the_command_of_a_past_run_has_its_part():

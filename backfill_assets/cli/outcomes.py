@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -115,6 +116,8 @@ def _plan_undo(
     from backfill_assets.tables.table import table_name
 
     part = parameters.chosen_part()
+    chosen = [*(["--partitions", str(partitions)] if partitions else ())]
+    chosen += ["--part", part] if part else []
     partitions, _ = deployment.parse_days_and_part(table_name(str(partitions or ""), part))
     plan = plan_undo(deployment, backfill, partitions, part=part)
     problems = [*plan.problems]
@@ -147,7 +150,7 @@ def _plan_undo(
     for problem in problems:
         out.print_text(f"Refused  {problem}")
     if not problems:
-        out.print_note(f"Next     backfill-assets undo {backfill}")
+        out.print_note(f"Next     backfill-assets {shlex.join(['undo', backfill, *chosen])}")
     return Status.FINDING if problems else Status.FINE
 
 

@@ -30,7 +30,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
 from dagster._core.definitions.partitions.subset import (
-    DefaultPartitionsSubset,
     TimeWindowPartitionsSubset,
 )
 from dagster._core.events import ASSET_EVENTS
@@ -58,7 +57,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from backfill_assets.calendar.partitions import DaySet, days_of_run, parts_of_run, range_of_run
+from backfill_assets.calendar.partitions import DaySet, days_of_run
 
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
 #: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
@@ -362,7 +361,10 @@ def _store_checks(index: Connection, run_id: str, stored: Sequence[_StoredEvent]
 
 
 class RunStorageWithGaps(SqlRunStorage):
-    """Run storage that has exactly the days of a run, also if they have gaps."""
+    """Run storage that has exactly the days of a run, also if they have gaps.
+
+    Dagster's runs have no sets of partitions of two dimensions: of these, it plans the whole range.
+    """
 
     def add_run(self, dagster_run: dg.DagsterRun) -> dg.DagsterRun:
         """Add a run; Dagster plans the materializations of the days that the result has."""
@@ -371,10 +373,6 @@ class RunStorageWithGaps(SqlRunStorage):
             keys = [key for key in subset.get_partition_keys() if date.fromisoformat(key) in days]
             planned = subset.partitions_def.subset_with_partition_keys(keys)
             dagster_run = copy(dagster_run, partitions_subset=planned.to_serializable_subset())
-        elif isinstance(days, DaySet) and parts_of_run(dagster_run.tags):
-            first, _ = range_of_run(dagster_run.tags)
-            keys = [first.replace(str(days.start), str(day)) for day in days]
-            dagster_run = copy(dagster_run, partitions_subset=DefaultPartitionsSubset({*keys}))
         return super().add_run(dagster_run)
 
 
