@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import Mock
 
+import dagster as dg
 import pandera.pyspark as pa
 import pyarrow
 import pyspark.sql.types as T
 import pytest
+from dagster._core.test_utils import instance_for_test
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
@@ -37,6 +39,7 @@ from backfill_assets.backfills.planner import explain_left_out, split_runs
 from backfill_assets.backfills.stages import add_backfill
 from backfill_assets.calendar.partitions import (
     DAY,
+    DAYS_TAG,
     DaySet,
     Grain,
     Window,
@@ -175,6 +178,27 @@ def test_the_tags_of_a_run_have_its_days_and_parts(tables, requested):
     # A table without parts is in every run; one of parts in none of days alone.
     assert GRAPH.tables["world_orders"].is_in_run(tags)
     assert not EU.is_in_run(Grain.DAILY.run_tags(requested))
+
+
+def test_a_run_of_a_part_may_have_days_with_gaps(tmp_path):
+    """In the storage of a deployment, which also keeps what a run is to materialize."""
+
+    @dg.asset(partitions_def=EU.partitions_def(DEPLOYMENT.settings))
+    def cells(context) -> None:
+        built.extend(context.partition_keys)
+
+    built: list[str] = []
+    job = dg.Definitions([cells], jobs=[dg.define_asset_job("cells", [cells])]).resolve_job_def(
+        "cells"
+    )
+    storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
+    tags = EU.run_tags(days(1, 3))
+    with instance_for_test(temp_dir=str(tmp_path), overrides={"storage": storage}) as instance:
+        run = job.execute_in_process(instance=instance, tags=tags)
+        assert instance.get_run_by_id(run.run_id).tags[DAYS_TAG] == "2024-01-01, 2024-01-03"
+    # Dagster knows the range; the run itself leaves a day out.
+    assert len(built) == 3
+    assert [*partitions_of_run(built, tags)] == [day(1), day(3)]
 
 
 def test_a_run_of_one_partition_of_the_ui():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 from dagster._core.definitions.sensor_definition import SensorExecutionData
-from dagster._core.test_utils import instance_for_test
 from deltalake import DeltaTable
 
 from backfill_assets.assets import backfill_jobs
@@ -370,14 +368,3 @@ def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
     request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
     return backfill_jobs.create_plan(pipeline.deployment, pipeline.instance, pipeline.code, request)
-
-
-@contextmanager
-def record_runs(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """An instance for a pipeline that records its runs as in a deployment."""
-    storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
-    home = pipeline.root / "home"
-    home.mkdir()
-    with instance_for_test(temp_dir=str(home), overrides={"storage": storage}) as instance:
-        pipeline.instance = instance
-        yield pipeline

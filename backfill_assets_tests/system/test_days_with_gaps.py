@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import dagster as dg
 import pytest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+from dagster._core.test_utils import instance_for_test
 
 from backfill_assets.backfills import stages, state_store
 from backfill_assets.backfills.backfill_plan import materialize_command
@@ -27,7 +29,6 @@ from backfill_assets_tests.helpers.pipeline import (
     day,
     make_plan,
     order,
-    record_runs,
 )
 
 LAST = 8
@@ -83,6 +84,17 @@ def published_root(engine, spark, tmp_path_factory) -> Path:
 def recorded(engine, tmp_path: Path) -> Iterator[Pipeline]:
     """Six days have landed; runs are recorded as in a deployment."""
     with record_runs(land_six_days(engine, tmp_path)) as pipeline:
+        yield pipeline
+
+
+@contextmanager
+def record_runs(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """An instance for a pipeline that records its runs as in a deployment."""
+    storage = {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
+    home = pipeline.root / "home"
+    home.mkdir()
+    with instance_for_test(temp_dir=str(home), overrides={"storage": storage}) as instance:
+        pipeline.instance = instance
         yield pipeline
 
 

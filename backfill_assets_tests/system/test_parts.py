@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +23,7 @@ from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.snapshot import Snapshot
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_guide.examples import regions as example
-from backfill_assets_tests.helpers.pipeline import Pipeline, day, record_runs, run_undo
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
 from backfill_assets_tests.helpers.region_lines import REGIONS, land, line
 
 OF_REGIONS = ("region_orders", "customer_spend")
@@ -59,9 +59,8 @@ def make_pipeline(
 
 
 @pytest.fixture
-def regions(engine, spark, tmp_path: Path) -> Iterator[Pipeline]:
-    with record_runs(make_pipeline(engine, tmp_path)) as pipeline:
-        yield pipeline
+def regions(engine, spark, tmp_path: Path) -> Pipeline:
+    return make_pipeline(engine, tmp_path)
 
 
 def run_regions(
