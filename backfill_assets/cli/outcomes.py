@@ -116,8 +116,8 @@ def _plan_undo(
     from backfill_assets.tables.table import table_name
 
     part = parameters.chosen_part()
-    chosen = [*(["--partitions", str(partitions)] if partitions else ())]
-    chosen += ["--part", part] if part else []
+    options = {"--partitions": str(partitions or ""), "--part": part}
+    chosen = [word for option, value in options.items() if value for word in (option, value)]
     partitions, _ = deployment.parse_days_and_part(table_name(str(partitions or ""), part))
     plan = plan_undo(deployment, backfill, partitions, part=part)
     problems = [*plan.problems]

@@ -29,9 +29,7 @@ from dagster import EventLogEntry
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
-from dagster._core.definitions.partitions.subset import (
-    TimeWindowPartitionsSubset,
-)
+from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubset
 from dagster._core.events import ASSET_EVENTS
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.dagster_run import FINISHED_STATUSES

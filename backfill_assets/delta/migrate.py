@@ -476,18 +476,18 @@ def _commit_migration(
     """Commit columns and files as the version after the ledgers'; None if another came first."""
     run = {"run_id": f"migrate-{uuid4().hex[:12]}"}
     files = defaultdict[date, list[AddAction]](list)
-    part_records = []
-    for ledger in ledgers:
-        rewritten = staged_by_part[ledger.table.part]
-        if rewritten.source_files:  # of the others, nothing is to be recorded
-            record = build_migration_record(migration, ledger, rewritten)
-            part_records.append(PartRecord({**record, **run}, ledger))
+    for rewritten in staged_by_part.values():
         for day, day_files in rewritten.files.items():
             files[day] += day_files
-    if not part_records:
-        record = build_migration_record(migration, ledgers[0], _RewrittenDays())
-        part_records = [PartRecord({**record, **run}, ledgers[0])]
-    (metadata, ledger), *others = part_records
+    # Of parts without rewritten days, nothing is to be recorded; but a commit has a record.
+    recorded = [each for each in ledgers if staged_by_part[each.table.part].source_files]
+    (metadata, ledger), *others = (
+        PartRecord(
+            {**build_migration_record(migration, each, staged_by_part[each.table.part]), **run},
+            each,
+        )
+        for each in recorded or ledgers[:1]
+    )
     return replace(writer, table=ledger.table).commit_files(
         files,
         sorted(migration.days),
