@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots dbt s3-server gcs-server azure-server torture mutants check bench bench-peers drill soak docs links lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots dbt s3-server gcs-server azure-server torture mutants check bench bench-peers bench-tpch drill soak docs links lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -166,6 +166,10 @@ bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark jo
 bench-peers: $(VENV)/.installed-dev ## measure other tools beside ours (an hour and more); ARGS='--days 12 --lines 500'
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.benchmarks.peers.bench_peers $(ARGS)
+
+bench-tpch: $(VENV)/.installed-dev ## measure steps of a stream of TPC-H, rows against DuckDB's (half an hour); ARGS='--scale 0.1 --days 90'
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m backfill_assets_tests.benchmarks.tpch.bench_tpch $(ARGS)
 
 drill: $(VENV)/.installed-dev ## break things on purpose, find and mend them: all drills, or ARGS=doubled
 	@$(BIN)/backfill-assets jars
