@@ -107,6 +107,14 @@ class Tool:
 
     name: str
 
+    def install(self) -> Path:
+        """The folder of its programs.
+
+        Raises:
+            PeerError: a package cannot be had.
+        """
+        return BIN
+
     def prepare(self, workspace: Workspace) -> None:
         """Make what the first command needs."""
 
@@ -122,7 +130,13 @@ class Tool:
 class ByHand(Tool):
     """A PySpark script."""
 
-    name = "PySpark by hand"
+    def __init__(self, name: str, requirements: str, script: str) -> None:
+        self.name = name
+        self._requirements, self._script = requirements, script
+
+    def install(self) -> Path:
+        """The packages that Spark, or what is in its place, comes with."""
+        return install_packages(f"tpch-{self._script}", HERE / "by_hand" / self._requirements)
 
     def prepare(self, workspace: Workspace) -> None:
         """The script."""
@@ -130,11 +144,11 @@ class ByHand(Tool):
 
     def load(self, workspace: Workspace, step: Step) -> Call:
         """The script for the days that may have other rows."""
-        return workspace.run_command(["python", "job.py", str(step.first), str(step.last)])
+        return workspace.run_command(["python", self._script, str(step.first), str(step.last)])
 
     def take_back(self, workspace: Workspace) -> Call:
         """Restore each table to the version before the poisoned day, which the user has to know."""
-        return workspace.run_command(["python", "job.py", "restore", "2"])
+        return workspace.run_command(["python", self._script, "restore", "2"])
 
 
 class ThisProject(Tool):
@@ -294,6 +308,12 @@ def make_truths(days: int, original: Path, root: Path, truths: Path) -> list[Ste
     return results
 
 
+#: The first is what the others are compared with.
+TOOLS: Sequence[Tool] = (
+    ByHand("PySpark by hand", "requirements.txt", "job.py"),
+    ThisProject(),
+    ByHand("PySpark by hand, on Sail", "requirements-sail.txt", "on_sail.py"),
+)
 HEADINGS = (
     *("step", "tool", "seconds", "of by hand", "CPU seconds", "rows written", "commits"),
     *("tables apart", "rows"),
@@ -337,7 +357,7 @@ def main() -> None:
     adopt_orphans()
     CACHE.mkdir(parents=True, exist_ok=True)
     generator = install_packages("tpchgen", HERE / "requirements.txt")
-    by_hand = install_packages("tpch-by-hand", HERE / "by_hand" / "requirements.txt")
+    programs = [tool.install() for tool in TOOLS]
     root = Path(tempfile.mkdtemp(prefix="bench-tpch-"))
     original, truths = root / "original", root / "truths"
     (root / "empty").mkdir()
@@ -346,11 +366,11 @@ def main() -> None:
     floor = make_truths(arguments.days, original, root / "duckdb", truths)
     last = FIRST + (arguments.days - 1) * DAY
     results = []
-    for tool, programs in ((ByHand(), by_hand), (ThisProject(), BIN)):
+    for number, tool in enumerate(TOOLS):
         print(tool.name, flush=True)
-        folder = root / str(len(results))
+        folder = root / str(number)
         folder.mkdir()
-        workspace = Workspace(folder, programs, FIRST, last)
+        workspace = Workspace(folder, programs[number], FIRST, last)
         workspace.prepare(root / "empty")
         tool.prepare(workspace)
         results.append(run_steps(tool, workspace, original, truths))

@@ -10,7 +10,6 @@ import sys
 from datetime import date, timedelta
 from pathlib import Path
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
@@ -30,12 +29,8 @@ DAY_COLUMNS = {
 
 def read_days(spark: SparkSession, first: date, last: date) -> DataFrame:
     """The lines of a range of arrival days."""
-    days = (first + timedelta(days=n) for n in range((last - first).days + 1))
-    folders = (LANDING / f"arrival_date={day}" for day in days)
-    lines = spark.read.option("basePath", str(LANDING)).parquet(
-        *(str(folder) for folder in folders if folder.exists())
-    )
-    return lines.withColumn("log_date", F.to_date("arrival_date")).drop("arrival_date")
+    lines = spark.read.parquet(str(LANDING)).withColumnRenamed("arrival_date", "log_date")
+    return lines.where(f"log_date >= '{first}' AND log_date <= '{last}'")
 
 
 def latest_versions(lines: DataFrame) -> DataFrame:
@@ -83,9 +78,10 @@ def make_days(spark: SparkSession, first: date, last: date) -> None:
 
     def save(frame: DataFrame, table: str) -> None:
         column = DAY_COLUMNS[table]
-        frame.where(in_days(column)).write.format("delta").partitionBy(column).mode(
-            "overwrite"
-        ).option("replaceWhere", in_days(column)).save(str(WAREHOUSE / table))
+        writer = frame.where(in_days(column)).write.format("delta").partitionBy(column)
+        if table_version(table) is not None:
+            writer = writer.option("replaceWhere", in_days(column))
+        writer.mode("overwrite").save(str(WAREHOUSE / table))
 
     save(read_days(spark, first, last), "raw_items")
     window = in_days("log_date", last + timedelta(days=WINDOW_DAYS))
@@ -101,14 +97,26 @@ def make_days(spark: SparkSession, first: date, last: date) -> None:
     save(subtract_facts(current, facts), "mode_days_corrections")
 
 
+def table_version(table: str) -> int | None:
+    """The version of a table; None if there is none yet."""
+    return max(
+        (int(x.stem) for x in (WAREHOUSE / table / "_delta_log").glob("*.json")), default=None
+    )
+
+
 def restore_tables(spark: SparkSession, versions: int) -> None:
     """Put all tables back by some versions.
 
     https://docs.delta.io/latest/delta-utility.html#restore-a-delta-table-to-an-earlier-state
     """
-    for name in DAY_COLUMNS:
-        table = DeltaTable.forPath(spark, str(WAREHOUSE / name))
-        table.restoreToVersion(table.history(1).first()["version"] - versions)
+    for table in DAY_COLUMNS:
+        path, version = str(WAREHOUSE / table), table_version(table) - versions
+        if "SPARK_REMOTE" in os.environ:
+            # Sail 0.7.2 has no RESTORE.
+            old = spark.read.format("delta").option("versionAsOf", version).load(path)
+            old.write.format("delta").mode("overwrite").save(path)
+        else:
+            spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}")
 
 
 if __name__ == "__main__":
