@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, UnsupportedOperationException
 
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as module
@@ -135,6 +135,16 @@ def test_a_server_of_another_delta(monkeypatch):
     FakeServer(monkeypatch, delta="4.3.1")
     with pytest.raises(EngineError, match=r"runs Delta Lake 4\.3\.1, and delta-spark here is 4\.4"):
         connect_engine().spark_session  # noqa: B018
+
+
+def test_a_server_that_is_not_apache_spark(monkeypatch):
+    """Sail 0.7.2 answers so, and it has the version of Spark that it stands in for."""
+    FakeServer(monkeypatch, delta=UnsupportedOperationException("function: reflect"))
+    with pytest.raises(
+        EngineError, match=r"but is not Apache Spark \(function: reflect\)"
+    ) as caught:
+        connect_engine().spark_session  # noqa: B018
+    assert str(caught.value).endswith("nothing was written.")
 
 
 def test_what_else_goes_wrong_there_is_not_taken_for_a_missing_delta(monkeypatch):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, UnsupportedOperationException
 from pyspark.sql import SparkSession
 
 from backfill_assets.runtime_versions import is_secret, may_decide_rows
@@ -170,11 +170,11 @@ def raise_if_incompatible(
 
     Raises:
         EngineError: another minor version of Spark or Delta; no Delta, or not its settings; a
-            setting that decides rows and that a session cannot change.
+            setting that decides rows and that a session cannot change; not Apache Spark.
     """
     _raise_if_other_version(description, "Spark", session.version, "pyspark")
     server_conf = session.conf.getAll
-    delta = _delta_version(session)
+    delta = _delta_version(session, description)
     missing = [] if delta else [f"Delta's jars (spark.jars.packages={delta_coordinate()})"]
     # Another catalog may know Delta's tables; Spark's own does not.
     missing += [
@@ -233,10 +233,19 @@ def _raise_if_other_version(server: str, product: str, server_version: str, pack
         )
 
 
-def _delta_version(session: SparkSession) -> str:
-    """The version of the server's Delta; empty if it has none."""
+def _delta_version(session: SparkSession, description: str) -> str:
+    """The version of the server's Delta; empty if it has none.
+
+    Raises:
+        EngineError: the server is not Apache Spark's; Sail, for one, has no `reflect`.
+    """
     try:
         (row,) = session.sql(_DELTA_VERSION_QUERY).collect()
+    except UnsupportedOperationException as error:
+        raise EngineError(
+            f"{description} speaks Spark Connect but is not Apache Spark ({error}): it may compute "
+            "other rows. Start Spark's own server, or unset SPARK_REMOTE; nothing was written."
+        ) from None
     except PySparkException as error:
         if _NO_DELTA.search(str(error)):
             return ""

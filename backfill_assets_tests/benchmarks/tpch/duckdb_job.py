@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from backfill_assets_tests.benchmarks.tpch.landing import WINDOW_DAYS
+from backfill_assets_tests.benchmarks.tpch import WINDOW_DAYS
 
 _SUMS = """
     SELECT l_shipdate AS run_date, coalesce(l_shipmode, 'unknown') AS l_shipmode,

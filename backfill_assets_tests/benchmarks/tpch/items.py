@@ -23,7 +23,7 @@ from backfill_assets import (
     nullable_column,
     table,
 )
-from backfill_assets_tests.benchmarks.tpch.landing import WINDOW_DAYS
+from backfill_assets_tests.benchmarks.tpch import WINDOW_DAYS
 
 Money = T.DecimalType(15, 2)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import duckdb
 
-WINDOW_DAYS = 14
 #: The first day; `lineitem` has receipts from January 1992 to December 1998.
 FIRST = date(1993, 1, 1)
 MOST_DAYS = (date(1998, 12, 1) - FIRST).days
