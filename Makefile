@@ -71,8 +71,9 @@ ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at h
 MARKERS ?= not slow and not system
 # CPU seconds of a test outside system/, at most.
 CPU_LIMIT ?= 60
-# Whole files go to a process, longest first. Times of all tests are kept with their results.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Whole files go to a process, longest first; the third has the cores while tests wait for servers and
+# daemons. Times of all tests are kept with their results.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.installed-dev ## install what the tests need and run those of code and tables
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m '$(MARKERS)' --cpu-limit $(CPU_LIMIT) --junitxml=build/junit/$@.xml $(ARGS)
@@ -81,10 +82,9 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
 
-# Slow tests wait for daemons, servers and installs: a third process has the cores meanwhile.
 test-all: $(VENV)/.installed-dev docs dbt ## all tests there are, the slow ones too (hours); needs the servers
 	@$(BIN)/backfill-assets jars
-	@$(PYTEST) -n 3 -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
+	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
 # The ends of the ranges in pyproject.toml, each in an environment of its own below build/versions.
 # All extras but `postgres`, whose range begins later than Dagster's. Warnings are the libraries'.
