@@ -245,11 +245,11 @@ LINES = [
     ({}, None),
     ({"state": None}, None),
     ({"kwh": "0.001"}, None),
-    ({"kwh": "0"}, "bad kwh: it breaks kwh > 0"),
-    ({"kwh": "100"}, "bad kwh: it breaks kwh < 100"),
-    ({"meter_id": "x1"}, "bad meter_id: it breaks startswith(meter_id, 'm')"),
-    ({"meter_id": "m"}, "bad meter_id: it breaks length(meter_id) >= 2 AND length(meter_id) <= 8"),
-    ({"state": "broken"}, "bad state: it breaks state IS NULL OR state IN ('on', 'off')"),
+    ({"kwh": "0"}, "bad kwh"),
+    ({"kwh": "100"}, "bad kwh"),
+    ({"meter_id": "x1"}, "bad meter_id"),
+    ({"meter_id": "m"}, "bad meter_id"),
+    ({"state": "broken"}, "bad state"),
 ]
 
 
