@@ -79,6 +79,7 @@ def test_lines_beyond_the_window_are_current_and_corrections(tmp_path, original)
 
 def test_what_happens_changes_one_landing_alone(tmp_path, original):
     """Late: a newer version of an even order, a new key of an odd one; then a correction."""
+    before = {path: path.read_bytes() for path in original.rglob("*.parquet")}
     landing = Landing(tmp_path, original)
     landing.land_days(FIRST, FIRST + 5 * DAY)
     landing.land_late_file(FIRST + 5 * DAY, FIRST + 3 * DAY, FIRST)
@@ -91,6 +92,7 @@ def test_what_happens_changes_one_landing_alone(tmp_path, original):
     assert (3, "unknown", 1, 2.5) in make_tables(tmp_path, 4)["mode_days"]
     landing.land_days(FIRST + 4 * DAY, FIRST + 4 * DAY)
     assert (3, "RAIL", 1, 2.5) in make_tables(tmp_path, 4)["mode_days"]
+    assert {path: path.read_bytes() for path in original.rglob("*.parquet")} == before
 
 
 def test_rows_are_compared_and_those_that_are_twice(tmp_path, original):
@@ -114,8 +116,9 @@ def test_rows_are_compared_and_those_that_are_twice(tmp_path, original):
 
 
 def test_the_table_has_a_row_for_each_step_and_tool():
-    first, *_, poisoned, _, _ = make_steps(60)
-    assert first.first == date(1993, 1, 1)
+    first, *others = make_steps(60)
+    assert first.changed == (date(1993, 1, 1), date(1993, 2, 27))
+    (poisoned,) = (step for step in others if step.may_fail)
     assert poisoned.last - poisoned.known == DAY
     hand, ours = (
         StepResult(step, tool, Call(seconds, status), 30.0, 1234, 5, 2.5, wrong)
@@ -153,3 +156,7 @@ def test_all_steps_with_each_tool():
     wrong = [(row[1].strip(), row[2].strip()) for row in rows if "wrong" in row[9]]
     by_hand = [tool.name for tool in bench_tpch.TOOLS if "by hand" in tool.name]
     assert wrong == [("one day more, poisoned", name) for name in by_hand]
+    (refused,) = (row for row in rows if "status" in row[9])
+    assert [refused[n].strip() for n in (1, 2, 6, 7, 9)] == [
+        *("one day more, poisoned", "this project", "0", "0", "right; status 1")
+    ]

@@ -243,8 +243,8 @@ def _delta_version(session: SparkSession, description: str) -> str:
         (row,) = session.sql(_DELTA_VERSION_QUERY).collect()
     except UnsupportedOperationException as error:
         raise EngineError(
-            f"{description} speaks Spark Connect but is not Apache Spark ({error}): it may compute "
-            "other rows. Start Spark's own server, or unset SPARK_REMOTE; nothing was written."
+            f"{description} does not answer as Apache Spark does ({error}): it may compute other "
+            "rows. Start Spark's own server, or unset SPARK_REMOTE; nothing was written."
         ) from None
     except PySparkException as error:
         if _NO_DELTA.search(str(error)):

@@ -16,8 +16,8 @@ MOST_DAYS = (date(1998, 12, 1) - FIRST).days
 #: The fewest days that have those of all steps.
 FEWEST_DAYS = 60
 DAY = timedelta(days=1)
-#: A key that no line of `lineitem` has.
-_NEW_KEYS = 10**12
+#: Added to a key, it is one that no line of `lineitem` has.
+_KEY_OFFSET = 10**12
 _FILE = "items.parquet"
 
 
@@ -26,7 +26,7 @@ def generate_days(programs: Path, scale: float, days: int, folder: Path) -> None
 
     Args:
         programs: where `tpchgen-cli` is.
-        scale: TPC-H's scale factor; 1 has some 2,400 lines a day.
+        scale: TPC-H's scale factor; 1 has some 2,500 lines a day.
         days: how many, from the first.
         folder: has a folder `arrival_date=...` of each day then.
     """
@@ -37,15 +37,18 @@ def generate_days(programs: Path, scale: float, days: int, folder: Path) -> None
         stdout=subprocess.DEVNULL,
     )
     last = FIRST + (days - 1) * DAY
-    duckdb.sql(
-        f"""COPY (
-            SELECT *, l_receiptdate AS arrival_date FROM '{target}/lineitem.parquet'
-            WHERE l_receiptdate BETWEEN '{FIRST}' AND '{last}' AND l_shipdate >= '{FIRST}'
-        ) TO '{folder}' (
-            FORMAT parquet, PARTITION_BY (arrival_date), OVERWRITE_OR_IGNORE,
-            FILENAME_PATTERN 'items'
-        )"""
-    )
+    with duckdb.connect() as connection:
+        # Beyond so many folders, one that was closed would get a second file.
+        connection.execute(f"SET partitioned_write_max_open_files = {days}")
+        connection.execute(
+            f"""COPY (
+                SELECT *, l_receiptdate AS arrival_date FROM '{target}/lineitem.parquet'
+                WHERE l_receiptdate BETWEEN '{FIRST}' AND '{last}' AND l_shipdate >= '{FIRST}'
+            ) TO '{folder}' (
+                FORMAT parquet, PARTITION_BY (arrival_date), OVERWRITE_OR_IGNORE,
+                FILENAME_PATTERN 'items'
+            )"""
+        )
     shutil.rmtree(target)
 
 
@@ -64,8 +67,10 @@ class Landing:
         for number in range((last - first).days + 1):
             folder = self._day_folder(first + number * DAY)
             folder.mkdir(parents=True, exist_ok=True)
-            # A day without receipts has a folder without a file.
-            for path in (self._original / folder.name).glob("*.parquet"):
+            paths = [*(self._original / folder.name).glob("*.parquet")]
+            if len(paths) > 1:
+                raise ValueError(f"{folder.name} has {len(paths)} files, and one is expected")
+            for path in paths:  # none on a day without receipts
                 (folder / _FILE).unlink(missing_ok=True)
                 os.link(path, folder / _FILE)
 
@@ -73,7 +78,7 @@ class Landing:
         """A file of a loaded day: new lines and newer versions, within the window and beyond it."""
         self._write(
             f"""SELECT * REPLACE (DATE '{arrival}' AS l_receiptdate,
-                                  l_orderkey + (l_orderkey % 2) * {_NEW_KEYS} AS l_orderkey,
+                                  l_orderkey + (l_orderkey % 2) * {_KEY_OFFSET} AS l_orderkey,
                                   l_extendedprice + 1 AS l_extendedprice)
                 FROM lines WHERE l_shipdate IN ('{open_day}', '{closed_day}')
                              AND l_receiptdate <> '{arrival}'""",

@@ -1,4 +1,4 @@
-"""The five tables by hand: a PySpark script that is given a range of days, and replaces them.
+"""The five tables by hand: a PySpark script that is given the days that it has to replace.
 
 It runs in an environment of its own: it imports nothing of this project.
 """
@@ -27,10 +27,15 @@ DAY_COLUMNS = {
 }
 
 
+def in_days(column: str, first: date, last: date) -> str:
+    """A condition for a range of days, both ends included."""
+    return f"{column} >= '{first}' AND {column} <= '{last}'"
+
+
 def read_days(spark: SparkSession, first: date, last: date) -> DataFrame:
     """The lines of a range of arrival days."""
-    lines = spark.read.parquet(str(LANDING)).withColumnRenamed("arrival_date", "log_date")
-    return lines.where(f"log_date >= '{first}' AND log_date <= '{last}'")
+    lines = spark.read.parquet(str(LANDING)).withColumn("log_date", F.to_date("arrival_date"))
+    return lines.where(in_days("arrival_date", first, last)).drop("arrival_date")
 
 
 def latest_versions(lines: DataFrame) -> DataFrame:
@@ -64,8 +69,10 @@ def subtract_facts(current: DataFrame, facts: DataFrame) -> DataFrame:
     return differences.where(" OR ".join(f"{x} <> 0" for x in SUMS))
 
 
-def make_days(spark: SparkSession, first: date, last: date) -> None:
-    """Replace the days of all tables, one table after another.
+def make_days(spark: SparkSession, first_arrival: date, last_arrival: date, reach: int) -> None:
+    """Replace the days that lines of some arrival days may change, one table after another.
+
+    `reach` is the number of days before the first arrival day that any of the lines are about.
 
     https://docs.delta.io/latest/delta-batch.html#selective-overwrite
     """
@@ -73,28 +80,34 @@ def make_days(spark: SparkSession, first: date, last: date) -> None:
     def load(table: str, condition: str) -> DataFrame:
         return spark.read.format("delta").load(str(WAREHOUSE / table)).where(condition)
 
-    def in_days(column: str, until: date = last) -> str:
-        return f"{column} >= '{first}' AND {column} <= '{until}'"
-
-    def save(frame: DataFrame, table: str) -> None:
+    def save(frame: DataFrame, table: str, first: date) -> None:
         column = DAY_COLUMNS[table]
-        writer = frame.where(in_days(column)).write.format("delta").partitionBy(column)
+        condition = in_days(column, first, last_arrival)
+        writer = frame.where(condition).write.format("delta").partitionBy(column)
         if table_version(table) is not None:
-            writer = writer.option("replaceWhere", in_days(column))
+            writer = writer.option("replaceWhere", condition)
         writer.mode("overwrite").save(str(WAREHOUSE / table))
 
-    save(read_days(spark, first, last), "raw_items")
-    window = in_days("log_date", last + timedelta(days=WINDOW_DAYS))
-    in_time = load("raw_items", window).where(f"datediff(log_date, l_shipdate) <= {WINDOW_DAYS}")
-    save(latest_versions(in_time), "stg_items")
-    save(sum_modes(load("stg_items", in_days("l_shipdate"))), "mode_days")
-    # A line may have come at any time after its day.
-    known = load("raw_items", f"log_date >= '{first}'").where(in_days("l_shipdate"))
-    save(sum_modes(latest_versions(known)), "mode_days_current")
-    current, facts = (
-        load(table, in_days("run_date")) for table in ("mode_days_current", "mode_days")
+    window = timedelta(days=WINDOW_DAYS)
+    first_open = first_arrival - window
+    first_known = first_arrival - timedelta(days=reach)
+    save(read_days(spark, first_arrival, last_arrival), "raw_items", first_arrival)
+    in_time = load("raw_items", in_days("log_date", first_open, last_arrival + window)).where(
+        f"datediff(log_date, l_shipdate) <= {WINDOW_DAYS}"
     )
-    save(subtract_facts(current, facts), "mode_days_corrections")
+    save(latest_versions(in_time), "stg_items", first_open)
+    staged = load("stg_items", in_days("l_shipdate", first_open, last_arrival))
+    save(sum_modes(staged), "mode_days", first_open)
+    # A line may have come at any time after its day.
+    known = load("raw_items", f"log_date >= '{first_known}'").where(
+        in_days("l_shipdate", first_known, last_arrival)
+    )
+    save(sum_modes(latest_versions(known)), "mode_days_current", first_known)
+    current, facts = (
+        load(table, in_days("run_date", first_known, last_arrival))
+        for table in ("mode_days_current", "mode_days")
+    )
+    save(subtract_facts(current, facts), "mode_days_corrections", first_known)
 
 
 def table_version(table: str) -> int | None:
@@ -124,4 +137,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "restore":
         restore_tables(session, int(sys.argv[2]))
     else:
-        make_days(session, *map(date.fromisoformat, sys.argv[1:3]))
+        make_days(session, *map(date.fromisoformat, sys.argv[1:3]), int(sys.argv[3]))
