@@ -140,9 +140,7 @@ def test_a_server_of_another_delta(monkeypatch):
 def test_a_server_that_is_not_apache_spark(monkeypatch):
     """Sail 0.7.2 answers so, and it has the version of Spark that it stands in for."""
     FakeServer(monkeypatch, delta=UnsupportedOperationException("function: reflect"))
-    with pytest.raises(
-        EngineError, match=r"but is not Apache Spark \(function: reflect\)"
-    ) as caught:
+    with pytest.raises(EngineError, match="does not answer as Apache Spark does") as caught:
         connect_engine().spark_session  # noqa: B018
     assert str(caught.value).endswith("nothing was written.")
 
