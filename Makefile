@@ -167,7 +167,7 @@ bench-peers: $(VENV)/.installed-dev ## measure other tools beside ours (an hour 
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.benchmarks.peers.bench_peers $(ARGS)
 
-bench-tpch: $(VENV)/.installed-dev ## measure steps of a stream of TPC-H, rows against DuckDB's (half an hour); ARGS='--scale 0.1 --days 90'
+bench-tpch: $(VENV)/.installed-dev ## measure steps of a stream of TPC-H, rows against DuckDB's (15 minutes); ARGS='--scale 0.1 --days 90'
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.benchmarks.tpch.bench_tpch $(ARGS)
 

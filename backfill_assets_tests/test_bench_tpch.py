@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets_tests.benchmarks.peers.workspace import Call
 from backfill_assets_tests.benchmarks.tpch import bench_tpch, duckdb_job
 from backfill_assets_tests.benchmarks.tpch.bench_tpch import StepResult, make_steps
-from backfill_assets_tests.benchmarks.tpch.landing import DAY, FIRST, Landing
+from backfill_assets_tests.benchmarks.tpch.landing import FIRST, Landing
 from backfill_assets_tests.helpers.paths import PROJECT
 
 #: Order, line, day of shipment, day of receipt (counted from 0), price, mode.

@@ -25,7 +25,9 @@ from time import monotonic, sleep
 import duckdb
 from deltalake import DeltaTable
 
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.report import ReportTable
+from backfill_assets_tests.benchmarks.peers import workspace as peers
 from backfill_assets_tests.benchmarks.peers.known_peers import Ours
 from backfill_assets_tests.benchmarks.peers.workspace import (
     CACHE,
@@ -37,7 +39,6 @@ from backfill_assets_tests.benchmarks.peers.workspace import (
 from backfill_assets_tests.benchmarks.results import format_number
 from backfill_assets_tests.benchmarks.tpch.duckdb_job import QUERIES
 from backfill_assets_tests.benchmarks.tpch.landing import (
-    DAY,
     FEWEST_DAYS,
     FIRST,
     MOST_DAYS,
@@ -157,13 +158,13 @@ class Tool:
 class ByHand(Tool):
     """A PySpark script."""
 
-    def __init__(self, name: str, requirements: str, script: str) -> None:
+    def __init__(self, name: str, packages: Path, script: str) -> None:
         self.name = name
-        self._requirements, self._script = requirements, script
+        self._packages, self._script = packages, script
 
     def install(self) -> Path:
         """The packages that Spark, or what is in its place, comes with."""
-        return install_packages(f"tpch-{self._script}", HERE / "by_hand" / self._requirements)
+        return install_packages(self._packages.name, self._packages / "requirements.txt")
 
     def prepare(self, workspace: Workspace) -> None:
         """The script."""
@@ -348,9 +349,9 @@ def make_truths(days: int, original: Path, root: Path, truths: Path) -> list[Ste
 
 #: The first is what the others are compared with.
 TOOLS: Sequence[Tool] = (
-    ByHand("PySpark by hand", "requirements.txt", "job.py"),
+    ByHand("PySpark by hand", peers.HERE / "hand_written", "job.py"),
     ThisProject(),
-    ByHand("PySpark by hand, on Sail", "requirements-sail.txt", "on_sail.py"),
+    ByHand("PySpark by hand, on Sail", HERE / "sail", "on_sail.py"),
 )
 HEADINGS = (
     *("step", "tool", "seconds", "of by hand", "CPU seconds", "rows written", "commits"),

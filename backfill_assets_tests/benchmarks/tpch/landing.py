@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 
 import duckdb
+
+from backfill_assets.calendar.partitions import DAY
 
 #: The first day; `lineitem` has receipts from January 1992 to December 1998.
 FIRST = date(1993, 1, 1)
 MOST_DAYS = (date(1998, 12, 1) - FIRST).days
 #: The fewest days that have those of all steps.
 FEWEST_DAYS = 60
-DAY = timedelta(days=1)
 #: Added to a key, it is one that no line of `lineitem` has.
 _KEY_OFFSET = 10**12
 _FILE = "items.parquet"

@@ -1,6 +1,6 @@
 """The five tables by hand: a PySpark script that is given the days that it has to replace.
 
-It runs in an environment of its own: it imports nothing of this project.
+It runs in the environment of a peer, as `order_frames`: it imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from datetime import date, timedelta
-from pathlib import Path
 
+from order_frames import LANDING, WAREHOUSE, in_days
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 WINDOW_DAYS = 14
-LANDING = Path(os.environ["PEER_LANDING"]) / "items"
-WAREHOUSE = Path(os.environ["PEER_WAREHOUSE"])
+ITEMS = LANDING / "items"
 SUMS = ("items", "quantity", "revenue")
 DAY_COLUMNS = {
     "raw_items": "log_date",
@@ -27,14 +26,9 @@ DAY_COLUMNS = {
 }
 
 
-def in_days(column: str, first: date, last: date) -> str:
-    """A condition for a range of days, both ends included."""
-    return f"{column} >= '{first}' AND {column} <= '{last}'"
-
-
 def read_days(spark: SparkSession, first: date, last: date) -> DataFrame:
     """The lines of a range of arrival days."""
-    lines = spark.read.parquet(str(LANDING)).withColumn("log_date", F.to_date("arrival_date"))
+    lines = spark.read.parquet(str(ITEMS)).withColumn("log_date", F.to_date("arrival_date"))
     return lines.where(in_days("arrival_date", first, last)).drop("arrival_date")
 
 
