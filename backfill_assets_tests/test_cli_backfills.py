@@ -19,7 +19,8 @@ from backfill_assets.backfills import changes, state_store
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
-from backfill_assets.cli import backfill, main, materialize, outcomes
+from backfill_assets.cli import backfill, main, outcomes
+from backfill_assets.cli.runs import RunProcess
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.publish.types import LATER_DAYS_TAG
@@ -445,11 +446,11 @@ def test_days_that_a_plan_of_the_ui_did_not_publish(instance, monkeypatch):
     save_launch(instance, f"{id_}-rest", {FACT.name: JAN[:2]})
     built: list[tuple[list[str], str]] = []
 
-    def run_days(_out, _home, assets, window, _tags) -> bool:
+    def run_days(_process, assets, window, _tags) -> bool:
         built.append((assets, str(window)))
         return True
 
-    monkeypatch.setattr(materialize, "run_days", run_days)
+    monkeypatch.setattr(RunProcess, "run_days", run_days)
     assert main(["materialize", "--failed-of", id_, "--yes"]) == 0
     assert built == [([FACT.name], "2024-01-01...2024-01-02")]
 
@@ -459,11 +460,11 @@ def test_a_run_names_the_days_that_later_runs_build(instance, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "2")
     later_days = dict[str, str | None]()
 
-    def run_days(_out, _home, _assets, window, tags) -> bool:
+    def run_days(_process, _assets, window, tags) -> bool:
         later_days[str(window)] = tags.get(LATER_DAYS_TAG)
         return True
 
-    monkeypatch.setattr(materialize, "run_days", run_days)
+    monkeypatch.setattr(RunProcess, "run_days", run_days)
     assert main(["materialize", "2024-01-01...2024-01-05", "--select", FACT.name]) == 0
     assert later_days == {
         "2024-01-01...2024-01-02": "2024-01-03...2024-01-05",
@@ -541,11 +542,11 @@ def launched(instance, monkeypatch, tmp_path) -> list[tuple[list[str], str, dict
     monkeypatch.setenv(f"{PREFIX}LANDING", str(tmp_path))
     runs: list[tuple[list[str], str, dict[str, str]]] = []
 
-    def run_days(_out, _home, assets, days, tags) -> bool:
+    def run_days(_process, assets, days, tags) -> bool:
         runs.append(([*assets], str(days), dict(tags)))
         return "fails" not in tags["backfill_assets/reason"]
 
-    monkeypatch.setattr(materialize, "run_days", run_days)
+    monkeypatch.setattr(RunProcess, "run_days", run_days)
     return runs
 
 

@@ -16,7 +16,7 @@ import click
 from backfill_assets.cli import parameters
 from backfill_assets.cli.outcomes import refuse_unknown
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.runs import run_days
+from backfill_assets.cli.runs import RunProcess
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
@@ -86,20 +86,23 @@ def materialize(
                 words = ["--failed-of", failed_of] if failed_of else ["--stale"]
                 select = ["--select", ",".join(tables)] if tables else []
                 _confirm_final_days(deployment, ledgers, days_by_table, [*words, *select])
-        home, status, built = dagster.root_directory, Status.FINE, set[tuple[str, date]]()
+        status, built = Status.FINE, set[tuple[str, date]]()
         if not any(days_by_table.values()):
             out.print_text("There is nothing to build.")
-        while any(days_by_table.values()):
-            status = max(status, _run_tables(out, deployment, home, days_by_table, tags))
-            built |= {(name, day) for name, days in days_by_table.items() for day in days}
-            # Days that were never published follow from those that are there now.
-            stale_days = (
-                _find_stale(deployment, read_ledgers(deployment), chosen, today) if stale else {}
-            )
-            days_by_table = {
-                name: [day for day in days if (name, day) not in built]
-                for name, days in stale_days.items()
-            }
+        with RunProcess(out, dagster.root_directory) as process:
+            while any(days_by_table.values()):
+                status = max(status, _run_tables(out, deployment, process, days_by_table, tags))
+                built |= {(name, day) for name, days in days_by_table.items() for day in days}
+                # Days that were never published follow from those that are there now.
+                stale_days = (
+                    _find_stale(deployment, read_ledgers(deployment), chosen, today)
+                    if stale
+                    else {}
+                )
+                days_by_table = {
+                    name: [day for day in days if (name, day) not in built]
+                    for name, days in stale_days.items()
+                }
         return status
 
 
@@ -146,7 +149,9 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
             raise CannotRunError(str(error)) from error
         tables = deployment.graph.loaded_with(declared_source.raw.name)
         assets, tags = assets_of(tables, deployment.tables), closing_tags(reason, reopen=reopen)
-        if not run_days(out, dagster.root_directory, assets, days, tags):
+        with RunProcess(out, dagster.root_directory) as process:
+            succeeded = process.run_days(assets, days, tags)
+        if not succeeded:
             out.print_text("FAILED   see above; the days are as they were")
             return Status.FINDING
     verb = "Open     folders are waited for again:" if reopen else "Closed   nothing is waited for:"
@@ -158,7 +163,7 @@ def _change_closing(out: Output, source: str, days: Window, reason: str, *, reop
 def _run_tables(
     out: Output,
     deployment: Deployment,
-    home: str,
+    process: RunProcess,
     days_by_table: Mapping[str, Sequence[date]],
     tags: Mapping[str, str],
 ) -> Status:
@@ -185,7 +190,7 @@ def _run_tables(
             # The tables of a group have the same days.
             later_days = [day for day in days_by_table[names[0]] if day >= window.end]
             run_tags = {**tags, **later_days_tags(later_days)}
-            if not run_days(out, home, assets_of(names, deployment.tables), window, run_tags):
+            if not process.run_days(assets_of(names, deployment.tables), window, run_tags):
                 failed_tables.update(names)
     if failed_tables:
         out.print_text("FAILED   see above; the days that passed are published")
@@ -347,9 +352,9 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
             for table, days, reason in planner.blocked_days(today):
                 out.print_command(f"# {_describe_blocked(table, days, reason)}")
             return Status.FINE
-        result = run_night(
-            planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
-        )
+        with RunProcess(out, folder) as process:
+            run_request = partial(_run_request, out, planner, process)
+            result = run_night(planner, today, find_busy_tables, run_request)
         active_ids = state_store.active_ids(instance)
         if not find_busy_tables() and not state_store.own_ids(deployment, instance, active_ids):
             save_consistent_versions(deployment, now)
@@ -440,12 +445,12 @@ def _home_or_temporary() -> Iterator[str]:
 def _run_request(
     out: Output,
     planner: RunPlanner,
-    folder: str,
+    process: RunProcess,
     kind: str,
     request: Request,
     later_days: Sequence[date],
 ) -> bool:
-    """Run a request in a process of its own; whether it succeeded."""
+    """Run a request; whether it succeeded."""
     from backfill_assets.monitoring.next_runs import LOAD, assets_of
     from backfill_assets.publish.types import NIGHT_TAG, later_days_tags
 
@@ -454,4 +459,4 @@ def _run_request(
     out.print_note(f"{activity} {', '.join(names)} for {request.window} ...")
     assets = assets_of(request.tables, planner.deployment.tables)
     tags = {NIGHT_TAG: "true", **later_days_tags(later_days)}
-    return run_days(out, folder, assets, request.window, tags)
+    return process.run_days(assets, request.window, tags)

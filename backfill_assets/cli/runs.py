@@ -1,6 +1,6 @@
 """Runs that commands start: the run of a job or of days, and a run's log in one line per step.
 
-As a program, it is the run of days: `python -m backfill_assets.cli.runs DAYS TAGS ASSET...`.
+As a program, it is the process of `RunProcess`: `python -m backfill_assets.cli.runs MARK`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import subprocess
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 from backfill_assets.cli.output import Output, Status
 
@@ -269,24 +272,70 @@ def run_job(
     return JobRun(result.run_id, metadata)
 
 
-def run_days(
-    out: Output, home: str, assets: Sequence[str], days: Window, tags: Mapping[str, str]
-) -> bool:
-    """Materialize days of assets of one grain in a process of its own; whether it succeeded.
+class RunProcess:
+    """Runs of days, one after the other in a process of their own, with one Spark engine.
 
-    `home` is DAGSTER_HOME of the process.
+    The process starts at the first run, and ends with the block. After a run that failed, the next
+    one has a new process: the engine may be lost, or out of memory.
     """
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__, str(days), json.dumps(dict(tags)), *assets],
-        env={**os.environ, "DAGSTER_HOME": home},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+
+    def __init__(self, out: Output, home: str) -> None:
+        """`home` is DAGSTER_HOME of the process."""
+        self.out = out
+        self.home = home
+        self._process: subprocess.Popen[str] | None = None
+        #: The line after the log of a run that succeeded. It is random: no log contains it.
+        self._mark = uuid4().hex
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        # After Ctrl-C the process has the signal as well, and ends its run.
+        if error_type is None and self._process is not None:
+            self._process.communicate()  # without further requests it ends
+
+    def run_days(self, assets: Sequence[str], days: Window, tags: Mapping[str, str]) -> bool:
+        """Materialize days of assets of one grain; whether it succeeded."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, self._mark],
+                env={**os.environ, "DAGSTER_HOME": self.home},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        process = self._process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its output says why
+            process.stdin.write(json.dumps([str(days), dict(tags), [*assets]]) + "\n")
+            process.stdin.flush()
+        status = condense_log(self._read_log(process), self.out)
+        return status is Status.FINE and process.returncode is None
+
+    def _read_log(self, process: subprocess.Popen[str]) -> Iterator[str]:
+        """Yield the lines of a run's log, which ends with the mark or with the process."""
         assert process.stdout is not None
-        status = condense_log(process.stdout, out)
-    return status is Status.FINE and process.returncode == 0
+        for line in process.stdout:
+            if line.rstrip() == self._mark:
+                return
+            yield line
+        process.communicate()
+
+
+def _serve_runs(mark: str) -> None:
+    """Materialize what each line of the input asks for until a run fails, see `RunProcess`."""
+    requests = os.fdopen(os.dup(sys.stdin.fileno()))
+    # What a run starts must not read the requests.
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    for request in requests:
+        if not _materialize(*json.loads(request)):
+            sys.exit(1)
+        # The engine's output may have no line end.
+        print(f"\n{mark}", flush=True)
 
 
 def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> bool:
@@ -317,4 +366,4 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
 
 
 if __name__ == "__main__":
-    sys.exit(not _materialize(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]))
+    _serve_runs(sys.argv[1])

@@ -277,7 +277,8 @@ def _undeclared_parts(migration: migration_plan.Migration, actions: pa.Table) ->
     if not (column := migration.table.part_column) or not actions.num_rows:
         return []
     stored = {*actions[f"partition.{column}"].to_pylist()}
-    return sorted(map(str, stored - {ledger.table.part for ledger in migration.ledgers}))
+    undeclared = stored - {ledger.table.part for ledger in migration.ledgers}
+    return sorted(part or f"no {column}" for part in undeclared)
 
 
 def _null_days(ledger: Ledger, actions: pa.Table) -> dict[str, dict[date, int | None]]:

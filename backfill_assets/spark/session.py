@@ -142,6 +142,12 @@ def _interrupt_operations() -> None:
             session.interruptTag(_process_tag())
 
 
+@cache
+def _scratch_dir(home: str) -> ScratchDir:
+    """The folder of this process's JVM, for all its runs."""
+    return ScratchDir(Path(home))
+
+
 @contextmanager
 def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for one commit, with the settings from which Delta takes the commit's metadata.
@@ -326,7 +332,7 @@ class Engine(LazyPySparkResource):
         self.spark_config.update(jars.with_jars(self.spark_config, jar_cache))
         jars.raise_if_unknown_jars(self.spark_config, jar_cache)
         if home := os.environ.get("DAGSTER_HOME"):
-            self.spark_config.update(ScratchDir(Path(home)).with_local_dir(self.spark_config))
+            self.spark_config.update(_scratch_dir(home).with_local_dir(self.spark_config))
         self.spark_config.update(with_class_archive(self.spark_config, jar_cache))
         if not os.environ.get("SPARK_REMOTE"):
             # Spark takes an empty variable for a server without a name; here it means no server.

@@ -74,16 +74,24 @@ class Shell:
         """Seconds from the start of the process to its end."""
         select = ["--select", " or ".join(f"key:{name}" for name in self.tables)]
         range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
-        command = [BIN / "dagster", "asset", "materialize"]
+        module = ["-m", "backfill_assets.definitions"]
+        return self._time_command("dagster", "asset", "materialize", *module, *select, *range_)
+
+    def cut_days(self, days: Window, days_per_run: int) -> float:
+        """Seconds of a `materialize` that cuts the days of all tables into runs."""
+        self.environment["BACKFILL_ASSETS_PARTITIONS_PER_RUN"] = str(days_per_run)
+        return self._time_command("backfill-assets", "materialize", str(days))
+
+    def _time_command(self, program: str, *words: str) -> float:
         began = perf_counter()
         process = subprocess.run(
-            [*map(str, command), "-m", "backfill_assets.definitions", *select, *range_],
+            [str(BIN / program), *words],
             env=self.environment,
             check=False,
             capture_output=True,
             text=True,
         )
-        assert process.returncode == 0, f"{days}: {process.stderr[-4000:]}"
+        assert process.returncode == 0, f"{words}: {process.stderr[-4000:]}"
         return perf_counter() - began
 
     def run_each_day(self, days: int) -> float:
@@ -92,8 +100,8 @@ class Shell:
 
 
 def measure_engines(engine: Engine, root: Path, days: int, orders: int) -> None:
-    """One-day runs on a warm shared engine, with an engine each, and one run for all days."""
-    landing = root / "landing"
+    """Short runs on a warm shared engine, with an engine each, of one command; and one run."""
+    landing, days_per_run = root / "landing", 5
     write_landing(engine.spark_session, landing, days, orders)
     with connect_server(root, {}) as url:
         warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url}, EVERYTHING)
@@ -109,6 +117,10 @@ def measure_engines(engine: Engine, root: Path, days: int, orders: int) -> None:
     for where, took in seconds.items():
         what = f"{days} one-day runs of {orders:,} lines {where} : one run on the warm engine"
         print_result(what, took / whole, note=f"{took:.0f} s : {whole:.1f} s")
+    uncut = Shell(root / "uncut", landing, {}, EVERYTHING).run_days(day_range(0, days))
+    cut = Shell(root / "cut", landing, {}, EVERYTHING).cut_days(day_range(0, days), days_per_run)
+    what = f"{days} days by a command in runs of {days_per_run} : one run, an engine each"
+    print_result(what, cut / uncut, 1.3, note=f"{cut:.0f} s : {uncut:.0f} s")
 
 
 def measure_caps(engine: Engine, root: Path, days: int, orders: int) -> None:

@@ -26,8 +26,8 @@ from dagster._cli import cli as dagster_cli
 from pyspark.sql import SparkSession
 
 from backfill_assets import definitions
-from backfill_assets.cli import main, materialize, runs
-from backfill_assets.cli.output import Output, Status
+from backfill_assets.cli import main, runs
+from backfill_assets.cli.output import Status
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.graph import load_tables
@@ -165,7 +165,7 @@ class Reader:
             patch.dict(os.environ, variables, clear=True),
             patch.object(Engine, "from_settings", lambda _: self._engine),
             patch.object(SparkSession.Builder, "getOrCreate", lambda _: self._engine.spark_session),
-            patch.object(materialize, "run_days", _run_days),
+            patch.object(runs.RunProcess, "run_days", _run_days),
             # Each command is a process, and a range makes other definitions.
             patch.dict(definitions._defs_by_settings, clear=True),
             patch.object(sys, "path", [folder, *sys.path]),
@@ -206,13 +206,13 @@ def _run_tests(_: Sequence[str]) -> int:
 
 
 def _run_days(
-    out: Output, home: str, assets: Sequence[str], days: object, tags: Mapping[str, str]
+    process: runs.RunProcess, assets: Sequence[str], days: object, tags: Mapping[str, str]
 ) -> bool:
-    """As `runs.run_days`, in this process."""
-    log = io.StringIO()
+    """As `RunProcess.run_days`, in this process."""
+    home, log = process.home, io.StringIO()
     with patch.dict(os.environ, DAGSTER_HOME=home), redirect_stdout(log), redirect_stderr(log):
         succeeded = runs._materialize(str(days), tags, assets)
-    return runs.condense_log(log.getvalue().splitlines(), out) is Status.FINE and succeeded
+    return runs.condense_log(log.getvalue().splitlines(), process.out) is Status.FINE and succeeded
 
 
 _PROGRAMS = {"backfill-assets": main, "dagster": _run_dagster, "python": _run_tests}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from random import Random
 
@@ -18,6 +21,7 @@ from backfill_assets.backfills.backfill_plan import materialize_command
 from backfill_assets.calendar.partitions import DAYS_TAG, DaySet, Window
 from backfill_assets.cli import main, runs
 from backfill_assets.cli.output import Output
+from backfill_assets.dagster_ext.run_locks import process_label
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED
 from backfill_assets.publish.types import REASON_TAG
@@ -197,11 +201,11 @@ def command(engine, published_root, tmp_path: Path, monkeypatch) -> Iterator[Pip
     with record_runs(Pipeline(engine, tmp_path, window_days=1)) as pipeline:
         set_environment(pipeline, monkeypatch)
 
-        def run_days(_out, home, assets, days: Window, tags) -> bool:
-            assert home == pipeline.instance.root_directory
+        def run_days(process, assets, days: Window, tags) -> bool:
+            assert process.home == pipeline.instance.root_directory
             return pipeline.run_days(days, assets, tags=tags, fails=None).success
 
-        monkeypatch.setattr("backfill_assets.cli.materialize.run_days", run_days)
+        monkeypatch.setattr(runs.RunProcess, "run_days", run_days)
         yield pipeline
 
 
@@ -266,11 +270,33 @@ def test_what_is_refused(command, capsys):
 
 
 @pytest.mark.slow
-def test_the_program_of_a_run(recorded, monkeypatch, capsys):
-    """The process that the command starts, with Dagster's log."""
+def test_the_process_of_a_commands_runs(recorded, monkeypatch, capsys):
+    """One process for all, with Dagster's log; a new one after a run that failed, or its death."""
     set_environment(recorded, monkeypatch)
-    days = DaySet.from_days([day(1), day(3)])
-    home = recorded.instance.root_directory
-    assert runs.run_days(Output(), home, [RAW.name], days, {REASON_TAG: "a test"})
-    assert "published raw_orders 2 days" in capsys.readouterr().out
-    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(1), day(3)}
+    control = recorded.folder(4) / "_control.json"
+    control.write_text('{"rows": 9, "amount": "1.00"}')
+    with runs.RunProcess(Output(), recorded.instance.root_directory) as process:
+
+        def run(*days: int) -> bool:
+            day_set = DaySet.from_days([day(n) for n in days])
+            return process.run_days([RAW.name], day_set, {REASON_TAG: "a test"})
+
+        assert run(1, 3)
+        assert "published raw_orders 2 days" in capsys.readouterr().out
+        assert run(2)
+        assert "published raw_orders 1 day" in capsys.readouterr().out
+        assert not run(4)
+        assert "2024-01-04" in capsys.readouterr().out
+        control.unlink()
+        assert run(4)
+        pid = int(run_processes(recorded)[-1].split("@")[0])
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert run(5)
+    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(n) for n in range(1, 6)}
+    assert [len([*group]) for _, group in groupby(run_processes(recorded))] == [3, 1, 1]
+
+
+def run_processes(pipeline: Pipeline) -> list[str]:
+    """The process of each run, in their order."""
+    return [process_label(run) for run in pipeline.instance.get_runs()][::-1]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli.output import Output
-from backfill_assets.cli.runs import run_days
+from backfill_assets.cli.runs import RunProcess
 from backfill_assets.settings import load_env_file
 from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, code_blocks
 from backfill_assets_tests.helpers.reader import Reader, reader_environment
@@ -73,6 +73,7 @@ def assert_a_run_in_a_process_finds_nothing_to_do(project: Path, capsys) -> None
     with chdir(project), patch.dict(os.environ, reader_environment(), clear=True):
         load_env_file(project)
         capsys.readouterr()
-        assert run_days(Output(), str(project / ".dagster"), tables, days, {})
+        with RunProcess(Output(), str(project / ".dagster")) as process:
+            assert process.run_days(tables, days, {})
     identical = "identical raw_readings 5 days, raw_readings_rejected 5 days"
     assert identical in capsys.readouterr().out
