@@ -327,18 +327,23 @@ class RunProcess:
 
 def _serve_runs(mark: str) -> None:
     """Materialize what each line of the input asks for until a run fails, see `RunProcess`."""
+    import dagster as dg
+
     requests = os.fdopen(os.dup(sys.stdin.fileno()))
     # What a run starts must not read the requests.
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
-    for request in requests:
-        if not _materialize(*json.loads(request)):
-            sys.exit(1)
-        # The engine's output may have no line end.
-        print(f"\n{mark}", flush=True)
+    with dg.DagsterInstance.get() as instance:
+        for request in requests:
+            if not _materialize(instance, *json.loads(request)):
+                sys.exit(1)
+            # The engine's output may have no line end.
+            print(f"\n{mark}", flush=True)
 
 
-def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> bool:
+def _materialize(
+    instance: dg.DagsterInstance, text: str, tags: Mapping[str, str], assets: Sequence[str]
+) -> bool:
     """Materialize days of assets in this process; whether it succeeded."""
     import dagster as dg
 
@@ -355,13 +360,12 @@ def _materialize(text: str, tags: Mapping[str, str], assets: Sequence[str]) -> b
     tables = [deployment.tables[name] for name in assets if name in deployment.tables]
     job = definition.get_implicit_job_def_for_assets(keys)
     assert job is not None
-    with dg.DagsterInstance.get() as instance:
-        result = dg.execute_job(
-            repository.get_reconstructable_job(job.name),
-            instance=instance,
-            asset_selection=keys,
-            tags={**tags, **run_tags(tables, Window.parse(text))},
-        )
+    result = dg.execute_job(
+        repository.get_reconstructable_job(job.name),
+        instance=instance,
+        asset_selection=keys,
+        tags={**tags, **run_tags(tables, Window.parse(text))},
+    )
     return result.success
 
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 from unittest.mock import patch
 
+import dagster as dg
 from click.testing import CliRunner
 from dagster._cli import cli as dagster_cli
 from pyspark.sql import SparkSession
@@ -210,8 +211,13 @@ def _run_days(
 ) -> bool:
     """As `RunProcess.run_days`, in this process."""
     home, log = process.home, io.StringIO()
-    with patch.dict(os.environ, DAGSTER_HOME=home), redirect_stdout(log), redirect_stderr(log):
-        succeeded = runs._materialize(str(days), tags, assets)
+    with (
+        patch.dict(os.environ, DAGSTER_HOME=home),
+        redirect_stdout(log),
+        redirect_stderr(log),
+        dg.DagsterInstance.get() as instance,
+    ):
+        succeeded = runs._materialize(instance, str(days), tags, assets)
     return runs.condense_log(log.getvalue().splitlines(), process.out) is Status.FINE and succeeded
 
 
