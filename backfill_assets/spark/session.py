@@ -108,9 +108,13 @@ def randomize_plan_ids() -> None:
         )
 
 
+#: The conditions of a closed session. The client closes it if its server was restarted.
+_CLOSED = ("SESSION_CLOSED", "NO_ACTIVE_SESSION")
+
+
 def is_session_closed(error: Exception) -> bool:
     """Whether the error reports a closed session."""
-    return "SESSION_CLOSED" in str(error)
+    return any(condition in str(error) for condition in _CLOSED)
 
 
 def forget_closed_session(error: Exception) -> bool:
@@ -430,8 +434,7 @@ def _server_session(config: Mapping[str, Any], *, is_default: bool = True) -> Sp
 
     PySpark takes it for this process's default session unless `is_default` is false.
     """
-    shared = is_shared(config["spark.remote"])
-    if shared:
+    if is_shared(config["spark.remote"]):
         randomize_plan_ids()
     for closed in count():
         url = session_url(config, closed)
@@ -441,7 +444,7 @@ def _server_session(config: Mapping[str, Any], *, is_default: bool = True) -> Sp
             session = _create_server_session(url, config)
         except PySparkException as error:
             is_closed = forget_closed_session(error) if is_default else is_session_closed(error)
-            if not (shared and closed < _MAX_CLOSED_SESSIONS and is_closed):
+            if not (is_closed and closed < _MAX_CLOSED_SESSIONS):
                 raise
         else:
             break

@@ -226,28 +226,18 @@ class Pages:
         return re.findall(r"Created backfill\W+(\w+)", message)[0]
 
     def watch_backfill(
-        self, backfill: str, assets: Sequence[str], minutes: float, picture: str
+        self, backfill: str, assets: Sequence[str], minutes: float, picture: str | None = None
     ) -> None:
         """Wait, on its page, for a backfill to be green."""
         self.open_page(f"/runs/b/{backfill}")
         self.server.wait_for_backfill(backfill, minutes)
         self.wait_for_text("Succeeded", 2)  # the tag, and the head of the column
         self.wait_for_text("100% completed", len(assets))
-        self.take_picture(picture)
-
-    def follow_backfill(self, backfill: str, days: Days, minutes: float) -> None:
-        """Pictures of a backfill of many runs, on its way and in the end."""
-        self.open_page(f"/runs/b/{backfill}")
-        while self.server.count_materialized(ALL[0], backfill) < len(days) / 2:
-            time.sleep(1)
-        self.take_picture("long-backfill-running")
-        self.open_page(f"/runs/b/{backfill}?tab=runs")
-        self.wait_for_element("//*[contains(text(), 'Started')]")
-        self.take_picture("long-backfill-runs")
-        self.watch_backfill(backfill, ALL, minutes, "long-backfill-complete")
+        if picture:
+            self.take_picture(picture)
 
     def picture_backfill(self, backfill: str, days: Days) -> None:
-        """Pictures of a day's materialization, of a day's checks, and of a run."""
+        """A picture of a day's materialization; its checks and a run are looked at as well."""
         # The later days are still open in staging (log days to come), which shows as "Unsynced".
         day = str(days.first)
         self.open_page(f"/assets/stg_orders?view=partitions&partition={day}")
@@ -264,24 +254,17 @@ class Pages:
         self.wait_for_element(field).send_keys(day)
         self.click_element(f"{field}/following::*[text()='{day}']")
         self.wait_for_text("Latest execution")
-        self.take_picture("checks")
 
         self.open_page(f"/runs/{min(self.server.list_run_ids(backfill))}")
         self.wait_for_text("RUN_SUCCESS")
-        self.take_picture("run")
 
-    def run_job(
-        self, name: str, config: Mapping[str, Any], minutes: float, picture: str | None = None
-    ) -> str:
+    def run_job(self, name: str, config: Mapping[str, Any], minutes: float) -> str:
         """Launch a run of a job from its launchpad, and wait for it; its id."""
         before = self.server.run_statuses(name).keys()
         # YAML takes JSON.
         run_config = quote(json.dumps({"ops": config}, indent=1))
         self.open_page(f"/locations/{LOCATION}/jobs/{name}/playground/setup?config={run_config}")
         launch = "//button[normalize-space()='Launch Run']"
-        self.wait_for_element(launch)
-        if picture:
-            self.take_picture(picture)
         self.click_element(launch)
         return self.server.wait_for_job_run(name, before, minutes)
 
@@ -289,9 +272,7 @@ class Pages:
         """A planned backfill by the jobs alone: launched, reconciled, and undone."""
         reconciled = self.server.run_statuses("reconcile").keys()
         config = {"days": str(days), "pilot_days": 1, "rewrite": True, "reason": "a walk"}
-        run = self.run_job(
-            "backfill", {"launch_stages": {"config": config}}, minutes, "job-backfill"
-        )
+        run = self.run_job("backfill", {"launch_stages": {"config": config}}, minutes)
         self.picture_account(run, "days", "job-backfill-run")
         pilot = self.server.wait_for_job_run("reconcile", reconciled, minutes)
         rest = self.server.wait_for_job_run("reconcile", {*reconciled, pilot}, minutes)
@@ -471,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.long:
             with open_pages(server, options.shots) as pages:
                 backfill = pages.launch_backfill(ALL, options.long)
-                pages.follow_backfill(backfill, options.long, options.minutes)
+                pages.watch_backfill(backfill, ALL, options.minutes)
             print(verify_backfill(server, backfill, ALL, options.long))
             return 0
         if options.host:
@@ -481,10 +462,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with open_pages(server, options.shots) as pages:
             whole = pages.launch_backfill(ALL, options.days, "launch-dialog")
-            pages.watch_backfill(whole, ALL, options.minutes, "backfill-complete")
+            pages.watch_backfill(whole, ALL, options.minutes)
             pages.picture_backfill(whole, options.days)
             part = pages.launch_backfill(STAGED_ON, options.again)
-            pages.watch_backfill(part, STAGED_ON, options.minutes, "staging-fact-only")
+            pages.watch_backfill(part, STAGED_ON, options.minutes)
         print(verify_backfill(server, whole, ALL, options.days))
         print(verify_backfill(server, part, STAGED_ON, options.again))
     except (WrongError, RefusedQueryError, OSError, WebDriverException) as error:
