@@ -148,16 +148,17 @@ def test_all_peers_are_pinned():
 
 
 def test_the_page_names_the_versions_that_were_compared():
-    """Those that the peers' environments have."""
+    """Those that the environments of both benchmarks have."""
     page = (PROJECT / "docs/comparison.md").read_text()
     (versions,) = re.findall(r"^Versions: (.*)\.$", page, re.MULTILINE)
     named = dict(re.findall(r"([\w-]+) (\d+\.\d+)", versions))
-    peers = (PROJECT / "backfill_assets_tests/benchmarks/peers").glob("*/requirements.txt")
+    benchmarks = PROJECT / "backfill_assets_tests/benchmarks"
+    files = [*benchmarks.glob("*/*/requirements.txt"), PROJECT / "requirements-dev.lock"]
     pinned = {
         (name, version)
-        for path in peers
+        for path in files
         for name, version in re.findall(
-            r"^(dbt-core|sqlmesh|dagster|pyspark)(?:\[\w+\])?==(\d+\.\d+)\.",
+            r"^(dbt-core|sqlmesh|dagster|pyspark|delta-spark|pysail|duckdb)(?:\[\w+\])?==(\d+\.\d+)\.",
             path.read_text(),
             re.MULTILINE,
         )
@@ -167,4 +168,7 @@ def test_the_page_names_the_versions_that_were_compared():
         ("sqlmesh", named["SQLMesh"]),
         ("dagster", named["Dagster"]),
         ("pyspark", named["Spark"]),
+        ("delta-spark", named["Delta"]),
+        ("pysail", named["Sail"]),
+        ("duckdb", named["DuckDB"]),
     }

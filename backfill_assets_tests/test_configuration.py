@@ -8,11 +8,16 @@ import pytest
 
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.spark.configuration import (
+    DELTA_CONF,
     connect_server_command,
     is_local,
     spark_config,
     static_config,
 )
+from backfill_assets.spark.jars import delta_coordinate
+from backfill_assets.spark.stores import S3
+from backfill_assets.spark.tasks import TASK_TIMES, TASK_TIMES_CLASS
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 CLUSTER = "spark://spark.example.org:7077"
 ON_DRIVER, ON_EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
@@ -69,3 +74,20 @@ def test_no_jvm_gets_another_time_zone(name):
     load_settings(spark_conf={name: "-Duser.timezone=UTC -Xss8m"})
     with pytest.raises(SettingsError, match=rf"{name} must leave -Duser\.timezone out: it is UTC"):
         load_settings(spark_conf={name: "-Xss8m '-Duser.timezone=Asia/Tokyo'"})
+
+
+def test_the_settings_of_a_server_on_the_pages_are_those_of_the_code():
+    stream = "fs.s3a.input.stream.type"
+    expected = {
+        "deployments.md": {"spark.jars.packages": delta_coordinate(), **DELTA_CONF},
+        "skew.md": {"spark.extraListeners": TASK_TIMES_CLASS, TASK_TIMES: TASK_TIMES_CLASS},
+        "object-storage.md": {
+            **dict.fromkeys(S3.log_store_settings(), S3.log_store),
+            f"spark.hadoop.{stream}": S3.from_url("s3a://bucket").hadoop_conf()[stream],
+        },
+    }
+    for page, settings in expected.items():
+        (block,) = (
+            code for code in code_blocks(f"docs/{page}", "text") if code.startswith("spark.")
+        )
+        assert dict(line.split("=", 1) for line in block.splitlines()) == settings

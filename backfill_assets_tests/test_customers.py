@@ -37,6 +37,7 @@ from backfill_assets_tests.helpers.customers_model import (
     parse_versions,
     version_as_known,
 )
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.pipeline import START, day
 
 LAST = 6
@@ -196,6 +197,17 @@ def test_a_late_change_splits_history(spark):
     assert version_spans(rows_by_day[day(3)]) == [
         ("01 08", "03 08", "a", "ok"),
         ("03 08", "", "c", "bounced"),
+    ]
+    # The page shows these two days.
+    (page_rows,) = code_blocks("docs/customers.md", "text")
+    assert [line.split() for line in page_rows.splitlines()[1:] if line] == [
+        [
+            str(value.date() if isinstance(value, datetime) else value)
+            for name in ("log_date", "valid_from", "valid_to", "change_id", "email_status")
+            if (value := row[name])
+        ]
+        for n in (3, 4)
+        for row in sorted(rows_by_day[day(n)], key=in_order)
     ]
     assert version_spans(rows_by_day[day(4)]) == [
         ("01 08", "02 08", "a", "ok"),

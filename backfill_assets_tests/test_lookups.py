@@ -39,6 +39,7 @@ from backfill_assets.lookups.batch import (
 from backfill_assets.lookups.service import Service, ServiceError, WrongAnswerError, parse_answer
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_guide.examples.customers import rates
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.rate_server import SECRET, rate_server, true_rate
 
 DAY = date(2024, 1, 5)
@@ -678,6 +679,9 @@ def test_a_process_that_is_killed_has_kept_what_it_had(server, tmp_path):
 def test_the_service_of_the_example_wants_its_key_and_holds_its_quota(monkeypatch, capsys):
     module = "backfill_assets_guide.examples.customers.rates"
     command = [sys.executable, "-m", module, "--port", "0", "--calls", "2"]
+    assert any(
+        f"python -m {module}\n" in code for code in code_blocks("docs/enrichment.md", "text")
+    )
 
     def refusal(*words: str) -> str:
         """What the program says that ends at once."""

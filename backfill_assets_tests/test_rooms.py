@@ -129,8 +129,8 @@ def _private_names(path: Path) -> Iterator[str]:
 
 
 def _private_names_section() -> str:
-    page = (PROJECT / "docs/architecture.md").read_text()
-    (section,) = re.findall(r"^## Private names of Dagster\n(.*?)^## ", page, re.M | re.S)
+    page = (PROJECT / "CONTRIBUTING.md").read_text()
+    (section,) = re.findall(r"^## Private names of Dagster\n(.*)", page, re.M | re.S)
     return section
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -245,7 +246,10 @@ def test_what_is_forgotten_is_asked_again(asked, engine, tmp_path, server, monke
     assert not read_backlog(pipeline).all_days(EUR)
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(pipeline.warehouse))
     monkeypatch.setenv("BACKFILL_ASSETS_TABLES", pipeline.settings.tables)
-    assert main(["forget", RATES.name, f"day = '{day(2)}'"]) == 0
+    # As the page has it, of another day.
+    _, forget = code_blocks("docs/enrichment.md", "text")
+    program, *words = shlex.split(forget.replace("2024-01-05", str(day(2))))
+    assert (program, main(words)) == ("backfill-assets", 0)
     assert "exchange_rates: 1 answers forgotten" in capsys.readouterr().out
     assert len(pipeline.rows(RATES.name)) == 4
     assert main(["forget", RATES.name, f"day = '{day(2)}'"]) == 1

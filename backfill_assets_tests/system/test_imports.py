@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -37,6 +39,7 @@ from backfill_assets.imports.importer import (
 from backfill_assets.imports.landing_files import split_chunks
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.spark.session import Engine
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 Command = Callable[..., str]
@@ -160,6 +163,20 @@ def import_command(pipeline: Pipeline, engine: Engine, spark, monkeypatch, capsy
         return output.out + output.err
 
     return run_command
+
+
+def test_the_plan_of_the_page(tmp_path: Path, import_command: Command) -> None:
+    """Each column of the table of the page makes a field."""
+    old = tmp_path / "old"
+    moment = datetime.combine(day(1), time(10), timezone.utc)
+    columns = {"id": ["a"], "customer_id": ["c1"], "revenue": [1.005], "order_ts": [moment]}
+    write_deltalake(old, pa.table(columns))
+    (block,) = (code for code in code_blocks("docs/own-sources.md", "text") if "--plan" in code)
+    words = shlex.split(block.replace("/data/old_orders", str(old)).replace("\\\n", " "))
+    assert words[:3] == ["backfill-assets", "import", "orders"]
+    output = import_command(*words[3:])
+    assert re.search(r"^unused columns +none$", output, re.MULTILINE), output
+    assert re.search(r"^rows +1 in ", output, re.MULTILINE), output
 
 
 def test_a_table_that_was_appended_twice_is_imported_and_followed(

@@ -129,6 +129,11 @@ def run_elsewhere(place: Place, command: str) -> None:
     place.run(command, BACKFILL_ASSETS_LANDING=str(place.root / "elsewhere"))
 
 
+def run_beside(place: Place, command: str) -> None:
+    """In folders beside those of the other commands, for three days."""
+    place.run(f"{command.replace('data/', 'beside/')} --days 3")
+
+
 def run_few_days(place: Place, command: str) -> None:
     """So many days are no other sample than a few, and take longer."""
     run_elsewhere(place, re.sub(r"--days \d+", "--days 3", command))
@@ -206,6 +211,7 @@ KNOWN = {
     r"backfill-assets (verify-)?export .*": run_command,
     r"backfill-assets init shop": run_elsewhere,
     r"backfill-assets sample --days \d+": run_few_days,
+    r"python -m backfill_assets_guide\.examples\.customers\.sample .*": run_beside,
     r"dagster asset materialize .*": run_command,
     r"dagster definitions validate .*": check_validation,
     r"backfill-assets (doctor|jars --(s3|gs))": run_command,
