@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from dagster import BetaWarning
 
@@ -26,7 +27,14 @@ _MODULES = {
 for _name, _text in _MODULES.items():
     (Path(_HOME.name) / f"{_name}.py").write_text(_text)
 sys.path.append(_HOME.name)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", BetaWarning)  # of the backfill policy
-    #: As it is first, and with each of what the page adds to it.
-    my_tables, my_partials, my_rules, my_state, my_known, my_asset = map(import_module, _MODULES)
+#: As it is first, and with each of what the page adds to it.
+my_tables, my_partials, my_rules, my_state, my_known = map(import_module, [*_MODULES][:-1])
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`my_asset`, when somebody asks for it: its import reads the settings of the process."""
+    if name != "my_asset":
+        raise AttributeError(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BetaWarning)  # of the backfill policy
+        return import_module(name)

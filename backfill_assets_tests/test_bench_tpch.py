@@ -142,9 +142,14 @@ def test_the_table_has_a_row_for_each_step_and_tool():
 
 @pytest.mark.slow
 def test_all_steps_with_each_tool():
-    """Only the scripts by hand show rows of the poisoned day; nothing else is wrong."""
+    """Only the script by hand shows rows of the poisoned day; nothing else is wrong.
+
+    The script runs on Sail, where a step takes a second: it is the one that runs on Spark.
+    """
+    _, ours, on_sail = (tool.name for tool in bench_tpch.TOOLS)
+    arguments = ["--scale", "0.01", "--days", "60", "--tool", ours, "--tool", on_sail]
     result = subprocess.run(
-        [sys.executable, "-m", bench_tpch.__name__, "--scale", "0.01", "--days", "60"],
+        [sys.executable, "-m", bench_tpch.__name__, *arguments],
         cwd=PROJECT,
         env=os.environ,
         capture_output=True,
@@ -153,10 +158,9 @@ def test_all_steps_with_each_tool():
     )
     assert result.returncode == 0, result.stderr[-3000:]
     rows = [row.split("|") for row in result.stdout.splitlines() if row.startswith("| ")][1:]
-    assert len(rows) == 4 * len(make_steps(60))
+    assert len(rows) == 3 * len(make_steps(60))
     wrong = [(row[1].strip(), row[2].strip()) for row in rows if "wrong" in row[9]]
-    by_hand = [tool.name for tool in bench_tpch.TOOLS if "by hand" in tool.name]
-    assert wrong == [("one day more, poisoned", name) for name in by_hand]
+    assert wrong == [("one day more, poisoned", on_sail)]
     (refused,) = (row for row in rows if "status" in row[9])
     assert [refused[n].strip() for n in (1, 2, 6, 7, 9)] == [
         *("one day more, poisoned", "this project", "0", "0", "right; status 1")

@@ -15,7 +15,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -392,13 +392,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1, help="TPC-H's; 1 is 2,500 lines a day")
     parser.add_argument("--days", type=int, default=180)
+    names = [tool.name for tool in TOOLS]
+    parser.add_argument("--tool", action="append", choices=names, help="only these; repeat it")
     arguments = parser.parse_args()
     if not FEWEST_DAYS <= arguments.days <= MOST_DAYS:
         parser.error(f"--days must be from {FEWEST_DAYS} to {MOST_DAYS}")
     adopt_orphans()
     CACHE.mkdir(parents=True, exist_ok=True)
     generator = install_packages("tpchgen", HERE / "requirements.txt")
-    programs = [tool.install() for tool in TOOLS]
+    tools = [tool for tool in TOOLS if tool.name in (arguments.tool or names)]
+    programs = {tool: tool.install() for tool in tools}
     root = Path(tempfile.mkdtemp(prefix="bench-tpch-"))
     try:
         results = measure_tools(root, arguments.scale, arguments.days, generator, programs)
@@ -413,20 +416,20 @@ def main() -> None:
 
 
 def measure_tools(
-    root: Path, scale: float, days: int, generator: Path, programs: Sequence[Path]
+    root: Path, scale: float, days: int, generator: Path, programs: Mapping[Tool, Path]
 ) -> list[list[StepResult]]:
-    """The results of each tool, in the order of `TOOLS`; then those of DuckDB."""
+    """The results of each tool, by the folder of its programs; then those of DuckDB."""
     original, truths = root / "original", root / "truths"
     (root / "empty").mkdir()
     (root / "duckdb").mkdir()
     generate_days(generator, scale, days, original)
     floor = make_truths(days, original, root / "duckdb", truths)
     results = []
-    for number, tool in enumerate(TOOLS):
+    for number, (tool, program) in enumerate(programs.items()):
         print(tool.name, flush=True)
         folder = root / str(number)
         folder.mkdir()
-        workspace = Workspace(folder, programs[number], FIRST, FIRST + (days - 1) * DAY)
+        workspace = Workspace(folder, program, FIRST, FIRST + (days - 1) * DAY)
         workspace.prepare(root / "empty")
         tool.prepare(workspace)
         results.append(run_steps(tool, workspace, original, truths))
