@@ -91,9 +91,11 @@ def test_a_catalog_that_hangs_is_asked_once(monkeypatch):
     monkeypatch.setattr(catalog, "_register", lambda *_: "late")
     ended = threading.Event()
     url = "/w/stg_orders"
-    problem = catalog.register_table(lambda: ended.wait(60), "slow.shop", STAGED, url)  # type: ignore[arg-type,return-value]
+    problem = catalog.register_table(lambda: ended.wait(60), "slow.shop", STAGED, url, "1")  # type: ignore[arg-type,return-value]
     assert problem.startswith("no answer within 0.1 s")
-    assert catalog.register_table(lambda: 1 / 0, "slow.shop", STAGED, url) == ""  # type: ignore[arg-type,return-value]
+    assert catalog.register_table(lambda: 1 / 0, "slow.shop", STAGED, url, "1") == ""  # type: ignore[arg-type,return-value]
+    # Another run of this process asks again.
+    assert "division" in catalog.register_table(lambda: 1 / 0, "slow.shop", STAGED, url, "2")  # type: ignore[arg-type,return-value]
     ended.set()
 
 

@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 import pytest
 from pyspark.errors import AnalysisException, UnsupportedOperationException
-from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as module
@@ -59,23 +58,6 @@ def test_a_server_that_takes_the_settings_of_the_session(monkeypatch):
     server = FakeServer(monkeypatch, **{"spark.sql.shuffle.partitions": "7"})
     assert connect_engine().spark_session is server
     assert server.session_config["spark.sql.files.ignoreCorruptFiles"] == "false"
-
-
-@pytest.mark.parametrize("condition", ["INVALID_HANDLE.SESSION_CLOSED", "NO_ACTIVE_SESSION"])
-def test_a_session_that_ended_with_its_server_is_opened_anew(monkeypatch, condition):
-    """The engine was restarted between two runs of a process, whose client keeps its session."""
-    server = FakeServer(monkeypatch)
-    urls = []
-
-    def open_session(url, config):
-        urls.append(url)
-        if len(urls) == 1:
-            raise SparkConnectGrpcException(f"[{condition}] Create a new Spark session.")
-        return server._open_session(url, config)
-
-    monkeypatch.setattr(module, "_create_server_session", open_session)
-    assert connect_engine().spark_session is server
-    assert urls == ["sc://h:1/;token=hush"] * 2
 
 
 @pytest.mark.parametrize(

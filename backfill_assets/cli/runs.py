@@ -292,28 +292,44 @@ class RunProcess:
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         # After Ctrl-C the process has the signal as well, and ends its run.
-        if error_type is None and self._process is not None:
+        interrupted = error_type is not None and issubclass(error_type, KeyboardInterrupt)
+        if self._process is not None and not interrupted:
             self._process.communicate()  # without further requests it ends
 
     def run_days(self, assets: Sequence[str], days: Window, tags: Mapping[str, str]) -> bool:
         """Materialize days of assets of one grain; whether it succeeded."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, self._mark],
-                env={**os.environ, "DAGSTER_HOME": self.home},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
+        if self._process is None or not self._is_ready(self._process):
+            self._process = self._start_process()
         process = self._process
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and its output says why
-            process.stdin.write(json.dumps([str(days), dict(tags), [*assets]]) + "\n")
-            process.stdin.flush()
+        self._send(process, json.dumps([str(days), dict(tags), [*assets]]))
         status = condense_log(self._read_log(process), self.out)
         return status is Status.FINE and process.returncode is None
+
+    def _is_ready(self, process: subprocess.Popen[str]) -> bool:
+        """Whether a process that has run something lives, and its engine answers."""
+        if process.returncode is not None:
+            return False
+        self._send(process, _IS_READY)
+        for _ in self._read_log(process):
+            pass
+        return process.returncode is None
+
+    def _start_process(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, self._mark],
+            env={**os.environ, "DAGSTER_HOME": self.home},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def _send(self, process: subprocess.Popen[str], request: str) -> None:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its output says why
+            process.stdin.write(f"{request}\n")
+            process.stdin.flush()
 
     def _read_log(self, process: subprocess.Popen[str]) -> Iterator[str]:
         """Yield the lines of a run's log, which ends with the mark or with the process."""
@@ -325,17 +341,28 @@ class RunProcess:
         process.communicate()
 
 
+#: The request that asks whether the next one would find a Spark engine.
+_IS_READY = ""
+
+
 def _serve_runs(mark: str) -> None:
-    """Materialize what each line of the input asks for until a run fails, see `RunProcess`."""
+    """Do what each line of the input asks for until something fails, see `RunProcess`."""
     import dagster as dg
+
+    from backfill_assets.spark.session import engines_answer
 
     requests = os.fdopen(os.dup(sys.stdin.fileno()))
     # What a run starts must not read the requests.
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     with dg.DagsterInstance.get() as instance:
-        for request in requests:
-            if not _materialize(instance, *json.loads(request)):
+        for line in requests:
+            request = line.strip()
+            if request == _IS_READY:
+                succeeded = engines_answer()
+            else:
+                succeeded = _materialize(instance, *json.loads(request))
+            if not succeeded:
                 sys.exit(1)
             # The engine's output may have no line end.
             print(f"\n{mark}", flush=True)
@@ -349,10 +376,13 @@ def _materialize(
 
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.dagster_ext.internals import ReconstructableRepository
+    from backfill_assets.dagster_ext.run_locks import release_run_lock
     from backfill_assets.deployment import Deployment
+    from backfill_assets.landing.listing import forget_digests
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.table import run_tags
 
+    forget_digests()
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     definition = repository.get_definition()
     deployment = Deployment(load_settings())
@@ -366,6 +396,7 @@ def _materialize(
         asset_selection=keys,
         tags={**tags, **run_tags(tables, Window.parse(text))},
     )
+    release_run_lock(result.run_id)
     return result.success
 
 

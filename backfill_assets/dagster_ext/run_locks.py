@@ -38,7 +38,7 @@ _opening = Lock()
 
 
 def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
-    """Hold the run's lock until this process ends.
+    """Hold the run's lock until it is released, or this process ends.
 
     Returns:
         The tag that says so. Empty where files cannot be locked, which must not fail a run: its
@@ -54,6 +54,13 @@ def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
             return {}
         _held_locks[run_id] = file
     return {PROCESS_TAG: f"{os.getpid()}@{socket.gethostname()} {_machine()} {run_id} in {name}"}
+
+
+def release_run_lock(run_id: str) -> None:
+    """Release the lock of a run that has ended, in a process that does others after it."""
+    with _opening:
+        if (file := _held_locks.pop(run_id, None)) is not None:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, _lock_byte(run_id))
 
 
 def is_run_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:

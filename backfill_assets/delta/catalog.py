@@ -15,19 +15,21 @@ from backfill_assets.tables.table import Table
 
 #: Seconds to wait for a catalog, which may be a server that does not answer.
 _PATIENCE = 30.0
-#: What this process has registered: locations by name. And the catalogs that did not answer.
+#: What this process has registered: locations by name. And the catalogs that did not answer a run.
 _registered: dict[str, str] = {}
-_silent: set[str] = set()
+_silent: set[tuple[str, str]] = set()
 
 
-def register_table(session: SessionFactory, catalog: str, table: Table, url: str) -> str:
-    """Register a table, unless this process has.
+def register_table(
+    session: SessionFactory, catalog: str, table: Table, url: str, run_id: str
+) -> str:
+    """Register a table, unless this process has, or the catalog was silent in this run.
 
     Returns:
         What went wrong; empty if the name is registered with this location.
     """
     name = f"{catalog}.{table.asset_name}"
-    if _registered.get(name) == url or catalog in _silent:
+    if _registered.get(name) == url or (catalog, run_id) in _silent:
         return ""
     results: list[str] = []
 
@@ -42,8 +44,8 @@ def register_table(session: SessionFactory, catalog: str, table: Table, url: str
     thread.start()
     thread.join(_PATIENCE)
     if not results:
-        _silent.add(catalog)
-        return f"no answer within {_PATIENCE:g} s, and this process does not ask again"
+        _silent.add((catalog, run_id))
+        return f"no answer within {_PATIENCE:g} s, and this run does not ask again"
     if not results[0]:
         _registered[name] = url
     return results[0]

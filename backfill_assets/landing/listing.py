@@ -241,6 +241,11 @@ class Listing:
 _digests: dict[tuple[str, str, ListedFile], str] = {}
 
 
+def forget_digests() -> None:
+    """Have each file read again: one of the same size and time may have other content since."""
+    _digests.clear()
+
+
 def _digest(filesystem: pafs.FileSystem, path: str) -> str:
     """The digest of the stored bytes, not of decompressed ones; empty if they cannot be read."""
     digest = hashlib.sha256()

@@ -203,13 +203,15 @@ class _Sender:
     def __init__(self) -> None:
         self._queue: Queue[Callable[[], Iterator[event_v2.RunEvent]] | None] = Queue()
         self._problems: list[str] = []
-        self._seconds = _PATIENCE
+        self._seconds, self._run_id = _PATIENCE, ""
         # A daemon thread: one that hangs must not keep the process alive.
         Thread(target=self._send_events, name="lineage", daemon=True).start()
         atexit.register(self._close)
 
-    def submit(self, build: Callable[[], Iterator[event_v2.RunEvent]]) -> None:
-        """Have events built and sent, after those before them."""
+    def submit(self, run_id: str, build: Callable[[], Iterator[event_v2.RunEvent]]) -> None:
+        """Have events of a run built and sent, after those before them."""
+        if run_id != self._run_id:
+            self._seconds, self._run_id = _PATIENCE, run_id
         self._queue.put(build)
 
     def wait(self) -> list[str]:
@@ -260,5 +262,5 @@ def send_events(
     publisher: Publisher, run: dg.DagsterRun, table: Table, results: Sequence[DayResult]
 ) -> list[str]:
     """Send the events of days in turn; return what went wrong since the last call."""
-    _sender().submit(partial(build_events, publisher, run, table, results))
+    _sender().submit(run.run_id, partial(build_events, publisher, run, table, results))
     return _sender().wait()

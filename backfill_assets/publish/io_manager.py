@@ -312,7 +312,9 @@ class DeltaIOManager(publisher.Publisher):
         if not any(result.is_committed for result in results):
             return
         name = f"{catalog}.{table.asset_name}"
-        if problem := register_table(self.start_session, catalog, table, self.url(table)):
+        if problem := register_table(
+            self.start_session, catalog, table, self.url(table), run.run_id
+        ):
             context.log.warning(
                 f"{table.name} is published, but it is not in the catalog as {name}: {problem}. "
                 "The next run that publishes days of it tries again"

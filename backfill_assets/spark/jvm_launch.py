@@ -18,16 +18,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
 from py4j.java_gateway import JavaClass, JavaMember, JVMView  # type: ignore[import-untyped]
 from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
 
 from backfill_assets.spark.jars import find_java
 from backfill_assets.spark.processes import SUBMIT_ARGS_VARIABLE, jvm_environment, spark_home
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: Seconds to wait for the output of a JVM that has ended.
+_LAST_WORDS = 5.0
+_STDERR = 2
 
 
 def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
@@ -59,9 +64,36 @@ def start_driver(config: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = shlex.join(submit_options(config, Path(folder)))
         os.environ[SUBMIT_ARGS_VARIABLE] = f"{options} pyspark-shell"
-        # When it returns, the JVM has read the files.
-        SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
+        with _copied_output() as pipe:
+            # When it returns, the JVM has read the files.
+            gateway = launch_gateway(popen_kwargs={"stdout": pipe, "stderr": pipe})
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as above
     keep_java_names()
+
+
+@contextmanager
+def _copied_output() -> Iterator[int]:
+    """The end of a pipe; what is written into it appears as this process's own errors.
+
+    While Dagster does a run, it has the output of the process in the log of that run. A JVM that
+    had the file of the first run itself would write to it during all later ones.
+    """
+    output, pipe = os.pipe()
+    thread = Thread(target=_copy_output, args=(output,), name="output of the JVM", daemon=True)
+    thread.start()
+    try:
+        yield pipe
+    except BaseException:
+        os.close(pipe)
+        thread.join(_LAST_WORDS)  # why it has ended
+        raise
+    os.close(pipe)
+
+
+def _copy_output(output: int) -> None:
+    with suppress(OSError):  # this process has closed its output
+        while text := os.read(output, 1 << 16):
+            os.write(_STDERR, text)
 
 
 @cache

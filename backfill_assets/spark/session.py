@@ -108,13 +108,9 @@ def randomize_plan_ids() -> None:
         )
 
 
-#: The conditions of a closed session. The client closes it if its server was restarted.
-_CLOSED = ("SESSION_CLOSED", "NO_ACTIVE_SESSION")
-
-
 def is_session_closed(error: Exception) -> bool:
     """Whether the error reports a closed session."""
-    return any(condition in str(error) for condition in _CLOSED)
+    return "SESSION_CLOSED" in str(error)
 
 
 def forget_closed_session(error: Exception) -> bool:
@@ -359,6 +355,7 @@ class Engine(LazyPySparkResource):
             else:
                 session = _embedded_session(config)
             self._spark_session = session
+            _started_engines.append(self)
 
     def _connect_server(self) -> None:
         """Wait for the server and open the session; the token is in no message.
@@ -385,6 +382,24 @@ class Engine(LazyPySparkResource):
                 f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use "
                 "the embedded session."
             ) from None
+
+
+#: Those of this process that have a session.
+_started_engines: list[Engine] = []
+
+
+def engines_answer() -> bool:
+    """Whether all sessions of this process answer: none does whose server was restarted."""
+    try:
+        for engine in _started_engines:
+            if url := engine.spark_config.get("spark.remote"):
+                # Spark's own client would try for minutes.
+                _await_server(url)
+            for session in engine.started_sessions:
+                session.range(1).count()
+    except Exception:  # noqa: BLE001 - whatever it is, a run would meet it
+        return False
+    return True
 
 
 def _clone_session(session: SparkSession, config: Mapping[str, Any]) -> SparkSession:
@@ -434,7 +449,8 @@ def _server_session(config: Mapping[str, Any], *, is_default: bool = True) -> Sp
 
     PySpark takes it for this process's default session unless `is_default` is false.
     """
-    if is_shared(config["spark.remote"]):
+    shared = is_shared(config["spark.remote"])
+    if shared:
         randomize_plan_ids()
     for closed in count():
         url = session_url(config, closed)
@@ -444,7 +460,7 @@ def _server_session(config: Mapping[str, Any], *, is_default: bool = True) -> Sp
             session = _create_server_session(url, config)
         except PySparkException as error:
             is_closed = forget_closed_session(error) if is_default else is_session_closed(error)
-            if not (is_closed and closed < _MAX_CLOSED_SESSIONS):
+            if not (shared and closed < _MAX_CLOSED_SESSIONS and is_closed):
                 raise
         else:
             break

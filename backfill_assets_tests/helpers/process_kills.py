@@ -13,6 +13,7 @@ from pathlib import Path
 KINDS = {
     "run worker": "forkserver",
     "engine": "SparkConnectServer",
+    "embedded engine": "pyspark-shell",
     "daemon": "dagster._daemon",
     "code server": "backfill_assets.dagster_ext.code_server",
     "fork server": "forkserver",

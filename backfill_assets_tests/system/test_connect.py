@@ -57,7 +57,7 @@ CATALOG = "spark_catalog.shop"
 REGISTER = """
 from backfill_assets.delta.catalog import register_table
 from backfill_assets.orders.tables import FACT, RAW
-print(register_table(lambda: spark, "{catalog}", FACT, "{url}") or "registered")
+print(register_table(lambda: spark, "{catalog}", FACT, "{url}", "run") or "registered")
 print(spark.table("shop.fact_daily_orders").count())
 """
 LIVE = """

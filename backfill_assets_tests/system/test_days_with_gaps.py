@@ -34,6 +34,7 @@ from backfill_assets_tests.helpers.pipeline import (
     make_plan,
     order,
 )
+from backfill_assets_tests.helpers.process_kills import find_pids, is_alive, wait_for
 
 LAST = 8
 PUBLISHED = (RAW.name, STAGED.name, FACT.name)
@@ -271,7 +272,7 @@ def test_what_is_refused(command, capsys):
 
 @pytest.mark.slow
 def test_the_process_of_a_commands_runs(recorded, monkeypatch, capsys):
-    """One process for all, with Dagster's log; a new one after a run that failed, or its death."""
+    """One process for all; a new one after a run that failed, or if it or its engine has died."""
     set_environment(recorded, monkeypatch)
     control = recorded.folder(4) / "_control.json"
     control.write_text('{"rows": 9, "amount": "1.00"}')
@@ -293,8 +294,14 @@ def test_the_process_of_a_commands_runs(recorded, monkeypatch, capsys):
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert run(5)
-    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(n) for n in range(1, 6)}
-    assert [len([*group]) for _, group in groupby(run_processes(recorded))] == [3, 1, 1]
+        (engine,) = find_pids(Path(recorded.instance.root_directory), "embedded engine")
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: not is_alive(engine))
+        capsys.readouterr()
+        assert run(6)
+        assert "published raw_orders 1 day" in capsys.readouterr().out
+    assert {row["log_date"] for row in recorded.rows(RAW.name)} == {day(n) for n in range(1, 7)}
+    assert [len([*group]) for _, group in groupby(run_processes(recorded))] == [3, 1, 1, 1]
 
 
 def run_processes(pipeline: Pipeline) -> list[str]:
