@@ -143,6 +143,7 @@ torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 1
 		BACKFILL_TEST_LIVES=200 BACKFILL_TEST_LIFE_STEPS=15 \
 		BACKFILL_TEST_ARRIVALS=12 BACKFILL_TEST_ARRIVAL_DAYS=20 \
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 BACKFILL_TEST_HOUR_DAYS=30 \
+		BACKFILL_TEST_SEEDS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## change the code that decides, bit by bit: does a test fail? ARGS=calendar

@@ -74,11 +74,12 @@ def migrate_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("seed", "kills", "connect"),
     [
         (1, 2, True),
-        *((seed, 8, False) for seed in range(2, 6)),
+        *((2 + n, 8, False) for n in range(int(os.environ.get("BACKFILL_TEST_SEEDS", "3")))),
     ],
 )
 def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, connect) -> None:

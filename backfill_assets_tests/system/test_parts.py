@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import date, datetime
@@ -205,7 +206,8 @@ def test_a_region_that_is_late_holds_back_only_itself(regions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(int(os.environ.get("BACKFILL_TEST_HISTORIES", "1"))))
 def test_thirty_nights_of_three_regions(engine, spark, tmp_path, seed):
     live_nights(make_pipeline(engine, tmp_path), 30, late_by=3, seed=seed)
 

@@ -6,6 +6,7 @@ is refused.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -30,7 +31,9 @@ from backfill_assets_tests.helpers.shadow_targets import (
 
 CHANGED = (SCORES, RANKS, STATE)
 #: In the first, a day comes between the build and the switch-over.
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(2, 20)))]
+COUNT = int(os.environ.get("BACKFILL_TEST_SEEDS", "3"))
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(2, COUNT)))]
+pytestmark = pytest.mark.torture
 New = Callable[[str, str], Pipeline]
 
 

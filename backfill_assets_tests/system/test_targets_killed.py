@@ -88,7 +88,8 @@ STEPS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(int(os.environ.get("BACKFILL_TEST_SEEDS", "3"))))
 def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed: int) -> None:
     production, after, environment = deploy_pipelines(engine, tmp_path)
     settings, chance = after.settings, random.Random(seed)
